@@ -69,9 +69,9 @@ class World:
         asked = self.questions if questions is None else questions
         return PoisonScreener.fit(self.index, asked, BagOfWords().embed(asked))
 
-    def screened(self, new, screener=None, **given):
+    def screened(self, new, screener=None):
         vectors = BagOfWords().embed([d.content for d in new])
-        return (screener or self.fitted()).screen(new, vectors, **given)
+        return (screener or self.fitted()).screen(new, vectors)
 
     def gate(self):
         return ScreeningGate(self.guard, self.fitted(), Quarantine(self.store))
@@ -173,15 +173,6 @@ class TestPoisonScreener:
     def test_text_signals_make_a_document_suspicious(self, world, text, reason):
         (found,) = world.screened([Document("x", text)])
         assert found.suspicious and any(reason in r for r in found.reasons)
-
-    def test_a_vector_that_does_not_match_the_text_is_suspicious(self, world):
-        new = benign(20)
-        vectors = BagOfWords().embed([d.content for d in new])
-        given = vectors.copy()
-        given[3] = vectors[4]
-        found = world.screened(new, given=given)
-        assert any("vector that does not match its text" in r for r in found[3].reasons) and found[3].suspicious
-        assert not any("vector" in r for i, j in enumerate(found) if i != 3 for r in j.reasons)
 
     def test_needs_enough_documents_and_a_question(self, tmp_path):
         with contextlib.closing(SqliteIndex(tmp_path / "small.db")) as index:

@@ -6,8 +6,7 @@ Each signal measures one aspect of a document:
 - whether it changes the answer to a watched question, and no other document states the new one (``answer_change``);
 - whether near-duplicates come with it;
 - whether it begins with a question and answers it;
-- whether it addresses the model, or contains hidden characters;
-- whether it came with a vector that does not match its text.
+- whether it addresses the model, or contains hidden characters.
 
 The distribution of each signal over benign documents is estimated from the corpus itself: a sample is held out and
 scored as if it were new. Near-duplicates in it are collapsed first: texts that recur would else count as many
@@ -52,8 +51,7 @@ SHARES: Mapping[str, float] = {
     "echo": 0.15,
     "title": 0.02,
     "orders": 0.03,
-    "hidden": 0.02,
-    "mismatch": 0.02,
+    "hidden": 0.04,
     "evidence": 0.04,
 }
 """Share of the false-alarm budget of each signal; ``evidence`` is that of ``screening_evidence``. They sum to 1."""
@@ -76,8 +74,6 @@ GROWTH = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 """Factors by which all shares may grow together."""
 BODY_QUANTILE, MAX_SURPRISE = 0.9, 12.0
 """Quantile beyond which a tail is modeled as exponential; largest surprise."""
-ROUNDING = 1e-4
-"""Allowed deviation from 1 of the cosine of a given vector and that of its text."""
 
 REASONS: Mapping[str, str] = {
     "answer": "changes the answer to a watched question, and no other document states the new answer",
@@ -88,7 +84,6 @@ REASONS: Mapping[str, str] = {
     "title": "has a question as its title and answers it",
     "orders": "addresses the model",
     "hidden": "contains {0:.0f} hidden characters",
-    "mismatch": "came with a vector that does not match its text, off by a cosine of {0:.3f}",
 }
 """Signals, and the reason that each reports."""
 
@@ -271,17 +266,13 @@ class PoisonScreener:
         made.question_scores.admit(held_out)
         return made
 
-    def screen(
-        self, documents: Sequence[Document], vectors: Vector, given: Vector | None = None
-    ) -> list[ScreeningResult]:
+    def screen(self, documents: Sequence[Document], vectors: Vector) -> list[ScreeningResult]:
         """Scores new documents that come together; they count as recent afterwards.
 
-        The index may contain an older version of their sources. ``vectors`` are computed here from their texts, (n,
-        dim); ``given`` came with them, if they were embedded elsewhere.
+        The index may contain an older version of their sources. ``vectors``: (n, dim).
         """
         second = np.array([self._second_nearest(v) for v in vectors])
-        off = None if given is None else 1 - (np.asarray(given, np.float64) * vectors).sum(axis=1)
-        signals = self._signals(documents, vectors, second, self._recent, off)
+        signals = self._signals(documents, vectors, second, self._recent)
         above = [self._above(self._surprises(s)) for s in signals]
         asked = [i for i, names in enumerate(above) if "answer" in names]
         changing = self._changing([documents[i] for i in asked], vectors[asked], [signals[i] for i in asked])
@@ -311,17 +302,11 @@ class PoisonScreener:
         return scores[min(1, len(scores) - 1)]
 
     def _signals(
-        self,
-        documents: Sequence[Document],
-        vectors: Vector,
-        second: Float64,
-        recent: _RecentDocuments,
-        off: Float64 | None = None,
+        self, documents: Sequence[Document], vectors: Vector, second: Float64, recent: _RecentDocuments
     ) -> list[_Signals]:
         """All signals of each document; adds them to the recent ones.
 
-        ``second``: cosine of the second nearest indexed document, (n,). ``off``: 1 minus the cosine of each vector and
-        the one it came with, (n,).
+        ``second``: cosine of the second nearest indexed document, (n,).
         """
         companions = recent.add(documents, vectors)
         sources = [d.source for d in documents]
@@ -341,7 +326,6 @@ class PoisonScreener:
                 "title": title_echo(document),
                 "orders": float(len(model_instructions(document))),
                 "hidden": float(hidden_characters(document)),
-                "mismatch": float(off[i]) if off is not None and off[i] > ROUNDING else 0.0,
             }
             size = min(len(recent.ids), recent.size)
             found.append(_Signals(values, near, size, entered, specific))

@@ -94,13 +94,11 @@ class ScreeningGate(_SinkBeforeGuard):
         vectors: Vector,
         tenant: str = DEFAULT_TENANT,
         uploader: str = "",
-        given: Vector | None = None,
     ) -> Mapping[str, Withheld]:
         """Screens documents without indexing them, and quarantines suspicious sources. Blocks.
 
-        The chunks come whole sources at a time; released content is not screened. ``vectors`` are computed here from
-        their texts; ``given`` came with them, if they were embedded elsewhere; both (n, dim). Returns the sources that
-        may not be indexed: none in observe mode.
+        The chunks come whole sources at a time; released content is not screened. ``vectors``: (n, dim). Returns the
+        sources that may not be indexed: none in observe mode.
 
         Raises:
             BackendError: If the event store does not confirm the write, the gate's reader fails, or the check of other
@@ -115,9 +113,7 @@ class ScreeningGate(_SinkBeforeGuard):
         new = [i for i, d in enumerate(documents) if d.source not in released]
         with self._alone():
             self.screener.recall(*self.evidence.sync())
-            results = self.screener.screen(
-                [documents[i] for i in new], vectors[new], None if given is None else given[new]
-            )
+            results = self.screener.screen([documents[i] for i in new], vectors[new])
             completed = self.evidence.judge(results, uploader)
             self.evidence.record(results, vectors[new], uploader)
             results = [
