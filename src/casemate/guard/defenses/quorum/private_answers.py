@@ -21,10 +21,10 @@ CACHED_ANSWERS = 4096
 class PrivateAnswers:
     """Answers from keywords with noise. Safe for threads.
 
-    Released answers are kept in this process until the period ends. The same question of a client with the same tenant,
-    labels and groups gets the same answer again. That is processing of what was released already, so it costs no
-    budget. A question is recognized by its words, never by the collection: otherwise a repeated or a new answer would
-    reveal whether a document was added.
+    This process keeps the last ``CACHED_ANSWERS`` released answers, each for the period that its clock showed. In this
+    period, the same question of a client with the same tenant, labels and groups gets the same answer again. That is
+    processing of what was released already, so it costs no budget. A question is recognized by its words, never by the
+    collection: otherwise a repeated or a new answer would reveal whether a document was added.
 
     Args:
         histogram: The noise.
