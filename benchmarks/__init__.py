@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -26,9 +27,12 @@ from typing import Any
 import numpy as np
 
 from casemate.app import open_app
+from casemate.protocols import EventStore
 from casemate.rag.corpus import Corpus
-from casemate.rag.ingest import Ingest
+from casemate.rag.ingest import Ingest, IngestReport
+from casemate.redteam.lab.results import AttackResult, MembershipMetrics
 from casemate.system import App
+from casemate.types import Event
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("CASEMATE_DATA", ROOT.parent / "shared/data"))
@@ -121,11 +125,51 @@ def nfcorpus_app(out: Collection[str], log: Sequence[str]) -> Iterator[App]:
             "store": {"use": "sql", "path": f"{folder}/events.db"},
         }
         with open_app(raw) as app:
-            work = Ingest(app.guard, Corpus(DATA / "nfcorpus"))
-            asyncio.run(work.run(work.plan()))
+            ingest(app, DATA / "nfcorpus")
             app.index.remove(list(out))
             asyncio.run(app.calibrate(log))
             yield app
+
+
+def ingest(app: App, corpus: Path) -> IngestReport:
+    """Indexes a corpus."""
+    work = Ingest(app.guard, Corpus(corpus))
+    return asyncio.run(work.run(work.plan()))
+
+
+@contextmanager
+def print_steps(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Prints the title of each step of a campaign (see ``Steps``)."""
+    print(f"{title} ({total})", file=sys.stderr, flush=True)
+    yield lambda n: None
+
+
+def both_sides(attacks: Iterable[AttackResult]) -> dict[str, Any]:
+    """The figures of attacks with the guard off and on, without curves."""
+
+    def brief(figures: MembershipMetrics | None) -> dict[str, Any] | None:
+        return figures and {k: v for k, v in asdict(figures).items() if k not in ("roc", "histogram")}
+
+    return {attack.name: {"off": brief(attack.off), "on": brief(attack.on)} for attack in attacks}
+
+
+class MemoryEvents(EventStore):
+    """Keeps events in memory."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def append(self, event: Event) -> None:
+        """See ``EventStore``."""
+        self.events.append(event)
+
+    def scan(self, kind: str | None = None, since: datetime | None = None) -> Sequence[Event]:
+        """See ``EventStore``."""
+        return [e for e in self.events if kind in {None, e.kind}]
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """See ``EventStore``."""
+        return True
 
 
 def median_s(call: Callable[[], Any], repeats: int) -> float:

@@ -23,17 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, median_s, save
+from benchmarks import ROOT, SEED, MemoryEvents, median_s, save
 from casemate.backends.generators.transformers import CausalLM
 from casemate.guard.defenses.cascade import Cascade, decoding
 from casemate.maths import cascade as kernel
 from casemate.maths import stats
 from casemate.maths.recovery import rouge_l
 from casemate.papers.synthetic_records import Record, records
-from casemate.protocols import EventStore, Generator
+from casemate.protocols import Generator
 from casemate.text.copying import CopyDetector
 from casemate.text.tokens import words
-from casemate.types import Document, Event, Prompt
+from casemate.types import Document, Prompt
 
 MODELS = Path(os.environ.get("CASEMATE_MODELS", ROOT / "models"))
 LEAST = 100  # tokens of a chunk
@@ -58,24 +58,13 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class Notes(EventStore):
-    """Keeps the figures of answers in memory."""
-
-    events: list[Event] = field(default_factory=list)
-
-    def append(self, event: Event) -> None:
-        """Keeps one."""
-        self.events.append(event)
-
-
-@dataclass
 class Bench:
     """The pair, and the texts."""
 
     draft: CausalLM
     reference: CausalLM
     texts: list[Record]
-    notes: Notes = field(default_factory=Notes)
+    notes: MemoryEvents = field(default_factory=MemoryEvents)
     alone: dict[str, str] = field(default_factory=dict)  # what the reference alone answers
 
     def guarded(self, **options: Any) -> Generator:
@@ -228,7 +217,7 @@ def _rule_ms(size: int) -> dict[str, float]:
 
 
 def _timed(bench: Bench, reference: CausalLM, count: int) -> dict[str, Any]:
-    notes = Notes()
+    notes = MemoryEvents()
     generator = Cascade(draft=bench.draft, max_tokens=100, store=notes).on_generate(reference)
     questions = [
         (context[i % 2].asked(i % 8)[0], [record.document for record in context])

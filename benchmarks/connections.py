@@ -32,14 +32,12 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks import ROOT, SEED, save
+from benchmarks import ROOT, SEED, ingest, save
 from benchmarks.gateway import ENVIRONMENT, body, raw, server
 from casemate.app import open_app
 from casemate.demo import clinic
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.maths.stats import bootstrap
-from casemate.rag.corpus import Corpus
-from casemate.rag.ingest import Ingest
 
 CONNECTIONS, WINDOWS, ANSWERS = 10_000, 3, 100
 IDLE_SHARE, BODIES = 0.6, 100
@@ -77,8 +75,7 @@ def main() -> None:
 def prepare(folder: Path) -> list[str]:
     """Indexes the pages of the fictional clinic, without a guard; returns the keys of the attacker and the other."""
     with open_app(raw(folder) | {"guard": {"mode": "off", "defenses": []}}) as app:
-        work = Ingest(app.guard, Corpus(clinic.PAGES))
-        asyncio.run(work.run(work.plan()))
+        ingest(app, clinic.PAGES)
         return [str(ApiKeyStore(app.store).create(Grant(name, trust_user=True))[1]) for name in ("one", "other")]
 
 

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks import DATA, ROOT, SEED, read_rows, save
+from benchmarks import DATA, ROOT, SEED, MemoryEvents, read_rows, save
 from benchmarks.kept import Kept
 from benchmarks.ranking import ndcg_at_k, recall_at_k
 from benchmarks.real.recorded_model import RecordedModel
@@ -52,13 +52,13 @@ from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import PoisonScreener
 from casemate.monitor.poisoning.screening_gate import ScreeningGate
 from casemate.plugins import build
-from casemate.protocols import Defense, Embedder, EventStore, Generator, Index
+from casemate.protocols import Defense, Embedder, Generator, Index
 from casemate.rag.pipeline import Rag, join_stream
 from casemate.redteam.lab.caching import CachedGenerator, ReplyBuffer
 from casemate.system import published_attacks
 from casemate.text.sentences import sentences
 from casemate.text.synthetic_questions import generate_questions
-from casemate.types import Document, Event, Query
+from casemate.types import Document, Query
 
 CORPORA = ("short_posts", "forum_posts", "sentences", "squad", "nfcorpus", "mathqa", "enron_worms")
 K = 5
@@ -95,25 +95,6 @@ class Corpus:
     documents: list[Document]
     asked: list[Asked]
     log: list[str]
-
-
-class Written(EventStore):
-    """Keeps events in memory."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def append(self, event: Event) -> None:
-        """See ``EventStore``."""
-        self.events.append(event)
-
-    def scan(self, kind: str | None = None, since: Any = None) -> Sequence[Event]:
-        """See ``EventStore``."""
-        return [e for e in self.events if kind in (None, e.kind)]
-
-    def flush(self, timeout_s: float = 10.0) -> bool:
-        """See ``EventStore``."""
-        return True
 
 
 def main() -> None:
@@ -254,7 +235,7 @@ async def _screen(corpus: Corpus, rag: Rag) -> int:
     await guard.add(trusted)
     questions = generate_questions(trusted, SIZES["calibration_questions"], np.random.default_rng(SEED + 3))
     screener = PoisonScreener.fit(rag.index, questions, rag.embedder.embed(questions), k=K)
-    gate = ScreeningGate(guard, screener, Quarantine(Written()))
+    gate = ScreeningGate(guard, screener, Quarantine(MemoryEvents()))
     await gate.add(new)
     return len(gate.quarantined)
 

@@ -12,18 +12,15 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, nfcorpus_questions, save
+from benchmarks import DATA, both_sides, ingest, nfcorpus_questions, print_steps, save
 from casemate.app import open_app
-from casemate.rag.corpus import Corpus
-from casemate.rag.ingest import Ingest
 from casemate.redteam.campaigns.own import OwnMembershipCampaign
 from casemate.redteam.lab.results import CampaignResult
 from casemate.system import App
@@ -46,18 +43,16 @@ def main() -> None:
             "store": {"use": "sql", "path": f"{folder}/events.db"},
         }
         with open_app(raw) as app:
-            work = Ingest(app.guard, Corpus(DATA / "nfcorpus"))
-            asyncio.run(work.run(work.plan()))
+            ingest(app, DATA / "nfcorpus")
             asyncio.run(app.calibrate(nfcorpus_questions("qrels.dev.tsv")))
             cost = _cost(app)
         one = {**raw["redteam"], "attacks": ["mba"], "folder": f"{folder}/mba"}
         _, mba_s = _campaign(raw | {"redteam": one})
         campaign, all_s = _campaign(raw)
         campaign.save(folder / "campaign.json")
-    found = {a.name: {"off": _brief(a.off), "on": _brief(a.on)} for a in campaign.attacks}
     results = {
         "each": each,
-        "attacks": found,
+        "attacks": both_sides(campaign.attacks),
         "utility": campaign.utility and asdict(campaign.utility),
         "audit": campaign.audit and asdict(campaign.audit),
         "status": campaign.status,
@@ -73,17 +68,9 @@ def _campaign(raw: dict[str, Any]) -> tuple[CampaignResult, float]:
     with open_app(raw) as app:
         start = time.perf_counter()
         log, benign = nfcorpus_questions("qrels.dev.tsv"), nfcorpus_questions("qrels.tsv")
-        return asyncio.run(OwnMembershipCampaign(app, benign, query_log=log).run(_steps)), time.perf_counter() - start
-
-
-@contextmanager
-def _steps(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    print(f"{title} ({total})", file=sys.stderr, flush=True)
-    yield lambda n: None
-
-
-def _brief(figures: Any) -> dict[str, Any] | None:
-    return figures and {k: v for k, v in asdict(figures).items() if k not in ("roc", "histogram")}
+        return asyncio.run(
+            OwnMembershipCampaign(app, benign, query_log=log).run(print_steps)
+        ), time.perf_counter() - start
 
 
 def _cost(app: App) -> dict[str, float]:

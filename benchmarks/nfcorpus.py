@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, SEED, median_s, read_rows, save
+from benchmarks import DATA, SEED, ingest, median_s, read_rows, save
 from benchmarks.ranking import ndcg_at_k, recall_at_k
 from casemate.app import open_app
 from casemate.backends.embedders.minilm import BATCH_TOKENS, MiniLM
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.maths.stats import THRESHOLD_FORMS, clopper_pearson
 from casemate.rag.corpus import Corpus
-from casemate.rag.ingest import Ingest
 from casemate.system import App
 from casemate.types import Query
 
@@ -45,9 +44,8 @@ def main() -> None:
 
 def _index(app: App) -> dict[str, Any]:
     """The whole of ``casemate index`` against the raw ONNX session on the same chunks, in one run."""
-    work = Ingest(app.guard, Corpus(DATA / "nfcorpus"))
     start, cpu = time.perf_counter(), time.process_time()
-    report = asyncio.run(work.run(work.plan()))
+    report = ingest(app, DATA / "nfcorpus")
     ingest_s, ingest_cpu_s = time.perf_counter() - start, time.process_time() - cpu
     model = app.guard.rag.embedder
     assert isinstance(model, MiniLM)

@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import SEED, save
+from benchmarks import SEED, MemoryEvents, save
 from benchmarks.kept import Kept
 from benchmarks.poison import SPLITS, Ground, Texts
 from casemate.maths import stats
 from casemate.monitor.poisoning.scoring import PoisonScreener
 from casemate.monitor.poisoning.screening_evidence import ScreeningEvidence
-from casemate.protocols import EventStore
-from casemate.types import Document, Event, Vector
+from casemate.types import Document, Vector
 
 DAYS, HARMLESS, ATTACKED = 5, 40, 10
 """Days, harmless new documents of each, and questions attacked in one week."""
@@ -105,25 +104,6 @@ class Week:
         summed = evidence.judge(results)
         evidence.record(results, vectors, now=now)
         return {r.document.id for r, groups in zip(results, summed, strict=True) if r.suspicious or groups}
-
-
-class MemoryEvents(EventStore):
-    """The events of one week."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def append(self, event: Event) -> None:
-        """See ``EventStore``."""
-        self.events.append(event)
-
-    def scan(self, kind: str | None = None, since: datetime | None = None) -> Sequence[Event]:
-        """See ``EventStore``."""
-        return [e for e in self.events if kind in {None, e.kind}]
-
-    def flush(self, timeout_s: float = 10.0) -> bool:
-        """See ``EventStore``."""
-        return True
 
 
 if __name__ == "__main__":

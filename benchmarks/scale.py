@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, save
+from benchmarks import ROOT, SEED, ingest, save
 from casemate.app import open_app
 from casemate.backends.clusters.ray import RayCluster
 from casemate.backends.embedders.minilm import MiniLM
@@ -39,8 +39,6 @@ from casemate.demo.clinic import write_corpus
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.maths.clustering import TopicSettings, assign_topics, find_topics
 from casemate.maths.moments import CorpusMoments
-from casemate.rag.corpus import Corpus
-from casemate.rag.ingest import Ingest
 from casemate.redteam.campaigns.own import OwnMembershipCampaign
 from casemate.runtime.blas_threads import single_blas_thread
 from casemate.runtime.executor import Executor, LocalExecutor, batches
@@ -315,9 +313,8 @@ def _campaign(folder: Path) -> dict[str, float]:
             return vectors
 
         embedder.embed = timed  # type: ignore[method-assign]
-        work = Ingest(app.guard, Corpus(folder / "clinic"))
         began = time.process_time()
-        report = asyncio.run(work.run(work.plan()))
+        report = ingest(app, folder / "clinic")
         indexing, embedding = time.process_time() - began, sum(inside)
         campaign = asyncio.run(OwnMembershipCampaign(app).run(steps))
     return {

@@ -12,18 +12,15 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import SEED, before, defaults, save
+from benchmarks import SEED, before, both_sides, defaults, ingest, print_steps, save
 from casemate.app import open_app
-from casemate.rag.corpus import Corpus
-from casemate.rag.ingest import Ingest
 from casemate.redteam.campaigns.own import OwnMembershipCampaign
 
 CORPORA = ("short_posts", "mathqa")
@@ -62,24 +59,13 @@ def _measured(name: str, each: int, folder: Path, rates: Sequence[float]) -> dic
     for rate in rates:
         raw["guard"]["defenses"][0]["significance"] = rate
     with open_app(raw) as app:
-        work = Ingest(app.guard, Corpus(folder / "posts"))
-        asyncio.run(work.run(work.plan()))
-        found = asyncio.run(OwnMembershipCampaign(app, [q.text for q in corpus.asked]).run(_steps))
+        ingest(app, folder / "posts")
+        found = asyncio.run(OwnMembershipCampaign(app, [q.text for q in corpus.asked]).run(print_steps))
     return {
-        "attacks": {a.name: {"off": _brief(a.off), "on": _brief(a.on)} for a in found.attacks},
+        "attacks": both_sides(found.attacks),
         "utility": found.utility and asdict(found.utility),
         "status": found.status,
     }
-
-
-@contextmanager
-def _steps(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    print(f"{title} ({total})", file=sys.stderr, flush=True)
-    yield lambda n: None
-
-
-def _brief(figures: Any) -> dict[str, Any] | None:
-    return figures and {k: v for k, v in asdict(figures).items() if k not in ("roc", "histogram")}
 
 
 if __name__ == "__main__":
