@@ -17,7 +17,7 @@ from casemate.redteam.crawling.common_words import GENERAL_WORDS
 from casemate.redteam.crawling.writer import writer_lines, writer_phrases
 from casemate.text.tokens import STOP_WORDS
 from tests.fakes import WORDS, BagOfWords
-from tests.unit.crawl_world import NOTES, Writer
+from tests.unit.crawls import PARAGRAPHS, Writer
 
 some_texts = st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(" ".join), max_size=12)
 
@@ -40,7 +40,7 @@ class TestNounPhrases:
         assert found == ["ferry", "sheep", "answer", "pier", "floods"]
 
     def test_of_a_case_note_describe_the_case(self):
-        for note in NOTES[:10]:
+        for note in PARAGRAPHS[:10]:
             assert len(noun_phrases(note.text)) >= 15
             assert not [p for p in noun_phrases(note.text) if p.lower() in STOP_WORDS]
 

@@ -1,11 +1,10 @@
 import pytest
 
 from casemate.backends.generators.simulated_reader.requests import Task, parse_request
-from casemate.errors import ConfigError
 from casemate.redteam.attacks.composite import FRAMES, ILLNESSES, INFORMATION_KINDS, MAIL_SUBJECTS, NAMES, Composite
 from casemate.redteam.crawling.common_words import WORDS
 from casemate.redteam.crawling.extracted_texts import COMMANDS
-from tests.unit.crawls import NOTES, Scribe, Stubborn, System, crawl, share
+from tests.unit.crawls import NOTES, Scribe, Scripted, System, crawl, share
 
 
 @pytest.mark.parametrize("information", INFORMATION_KINDS)
@@ -30,13 +29,13 @@ def test_untargeted_information_is_random_words():
 
 @pytest.mark.parametrize("information", INFORMATION_KINDS)
 def test_every_question_is_recognized_as_a_repeat_command(information):
-    box = Stubborn("Some text of at least five words.")
+    box = Scripted(["Some text of at least five words."])
     crawl(Composite(information, questions=300), box)
     assert {parse_request(question).task for question in box.questions} == {Task.REPEAT}
 
 
 def test_targeted_information_repeats_no_illness():
-    box = Stubborn("Some text of at least five words.")
+    box = Scripted(["Some text of at least five words."])
     crawl(Composite("health", questions=len(ILLNESSES)), box)
     for illness in ILLNESSES:
         assert any(illness in question for question in box.questions), illness
@@ -46,24 +45,17 @@ def test_targeted_information_repeats_no_illness():
 
 
 def test_the_command_changes_after_a_refusal_only():
-    refusing = Stubborn("I'm sorry, I can't share that.")
+    refusing = Scripted(["I'm sorry, I can't share that."])
     assert crawl(Composite(questions=len(COMMANDS)), refusing) == []
     assert all(any(command in q for q in refusing.questions) for command in COMMANDS)
-    willing = Stubborn("The ferry runs until ten o'clock.")
+    willing = Scripted(["The ferry runs until ten o'clock."])
     assert crawl(Composite(questions=8), willing) == ["The ferry runs until ten o'clock."]
     assert all(q.endswith(COMMANDS[0]) for q in willing.questions)
 
 
-def test_questions_depend_on_the_seed_only():
-    first, second, third = System(), System(), System()
-    assert crawl(Composite("mail", 20), first, 1) == crawl(Composite("mail", 20), second, 1)
-    crawl(Composite("mail", 20), third, 2)
-    assert first.questions == second.questions != third.questions
-
-
 def test_a_writer_is_used_until_it_repeats_itself():
     writer = Scribe(["1. Herons in the reeds\n- A ferry at night\n\nHerons in the reeds", "A ferry at night\n"])
-    box = Stubborn("nothing")
+    box = Scripted(["nothing"])
     crawl(Composite(questions=4, subject="birds and boats", writer=writer), box)
     assert [
         q.replace("\n\n", "").startswith(start) or q.endswith(start)
@@ -73,9 +65,3 @@ def test_a_writer_is_used_until_it_repeats_itself():
     assert len(writer.prompts) == 2
     assert "birds and boats" in writer.prompts[0].question
     assert writer.prompts[0].context == ()
-
-
-@pytest.mark.parametrize("options", [{"questions": 0}, {"tokens": 0}, {"tokens": 10**6}, {"information": "gold"}])
-def test_options_out_of_range_are_rejected(options):
-    with pytest.raises(ConfigError, match="composite"):
-        Composite(**options)

@@ -1,23 +1,17 @@
 import asyncio
 import math
-import re
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate import plugins
-from casemate.errors import CapabilityError, ConfigError
 from casemate.redteam.attacks.ikea import IKEA, QUESTION_TEMPLATES, _State
 from casemate.redteam.crawling.anchors import HashingEmbedder
 from casemate.redteam.crawling.common_words import GENERAL_WORDS
-from casemate.text.refusals import is_refusal
 from casemate.types import UNKNOWN
 from tests.fakes import WORDS, BagOfWords
-from tests.unit.crawl_world import NOTES, Placed, Scripted, World, Writer, crawl
-
-COMMANDS = re.compile(r"\b(?:repeat|copy|print|context|documents?|verbatim|ignore)\b", re.IGNORECASE)
+from tests.unit.crawls import Placed, Scripted, Writer, crawl, world
 
 
 def ikea(**options):
@@ -25,43 +19,20 @@ def ikea(**options):
 
 
 class TestCrawl:
-    def test_covers_much_of_a_small_collection_with_harmless_questions(self):
-        world = World(budget=120)
-        crawl(ikea(), world)
-        assert len(world.reached) >= 0.5 * len(NOTES)
-        for question in world.asked:
-            assert question.endswith("?")
-            assert not COMMANDS.search(question)
-
-    def test_yields_each_answer_once_and_no_refusal(self):
-        found = crawl(ikea(), World(budget=80))
-        assert len(found) > 10 and len(set(found)) == len(found)
-        assert not [text for text in found if is_refusal(text)]
-
     def test_asks_no_question_twice(self):
-        world = World(budget=120)
-        crawl(ikea(), world)
-        assert len(set(world.asked)) == len(world.asked)
-
-    def test_questions_depend_on_seed_and_replies_only(self):
-        def asked(seed):
-            attack, runs = ikea(), [World(budget=25), World(budget=25)]
-            crawl(attack, runs[0], seed)
-            crawl(attack, runs[1], seed)
-            assert runs[0].asked == runs[1].asked
-            return runs[0].asked
-
-        assert asked(1) != asked(2)
+        system = world(budget=120)
+        crawl(ikea(), system)
+        assert len(set(system.questions)) == len(system.questions)
 
     def test_ends_when_no_anchor_is_left(self):
-        world = World(budget=10_000, mute=True)
-        assert crawl(ikea(), world) == []
-        assert len(world.asked) == len(GENERAL_WORDS)
+        system = world(budget=10_000, mute=True)
+        assert crawl(ikea(), system) == []
+        assert len(system.questions) == len(GENERAL_WORDS)
 
     def test_continues_from_answers(self):
         box = Scripted(["Otters build lodges beside willow groves.", UNKNOWN], budget=200)
         crawl(ikea(), box)
-        assert any("lodges" in question for question in box.asked)
+        assert any("lodges" in question for question in box.questions)
 
 
 class TestAnchors:
@@ -190,34 +161,4 @@ class TestQuestions:
             ),
             box,
         )
-        assert box.asked == ["Where do herons nest?"]  # of both anchors; about willows it is too far off
-
-
-def test_a_missing_embedder_is_an_error():
-    with pytest.raises(CapabilityError, match="ikea"):
-        crawl(IKEA(), World())
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"min_topic_similarity": 1.1},
-        {"max_anchor_similarity": 0},
-        {"min_question_similarity": -2},
-        {"refusal_penalty": -1},
-        {"unrelated_penalty": math.inf},
-        {"penalty_similarity": 2},
-        {"min_answer_similarity": -1.5},
-        {"trust_region": 1.5},
-        {"max_repeat_similarity": 0},
-        {"concepts": 0},
-    ],
-)
-def test_options_out_of_range_are_rejected(options):
-    with pytest.raises(ConfigError, match=f"ikea.*{next(iter(options))}"):
-        IKEA(**options)
-
-
-def test_the_crawler_is_registered():
-    assert plugins.load("crawler", "ikea") is IKEA
-    assert {"writer", "embedder"} <= set(plugins.injected(IKEA))
+        assert box.questions == ["Where do herons nest?"]  # of both anchors; about willows it is too far off

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-
-from casemate.errors import ConfigError
 from casemate.redteam.attacks.mextra import LONGEST, SHORTEST, Mextra
 from casemate.redteam.lab.extraction_metrics import _verbatim
 from casemate.redteam.lab.store import Exchange
-from tests.unit.crawls import Scribe, Stubborn, System, crawl
+from tests.unit.crawls import Scribe, Scripted, System, crawl
 
 TEXTS = {"a": "Ann's card is 4471.", "b": "Bob's card\nis 5582.", "c": "Carl's card is 6693."}
 
 
 def questions(**options):
-    box = Stubborn("I don't know.")
+    box = Scripted(["I don't know."])
     crawl(Mextra(**options), box)
     return box.questions
 
@@ -40,12 +37,6 @@ def test_lengths_are_those_of_the_paper():
 def test_questions_of_the_basic_variant_differ():
     asked = questions(variant="basic", questions=64)
     assert len(set(asked)) == 64
-
-
-@pytest.mark.parametrize("options", [{"variant": "all"}, {"questions": 0}])
-def test_invalid_options(options):
-    with pytest.raises(ConfigError, match="mextra: "):
-        Mextra(**options)
 
 
 def test_it_recovers_entries_of_an_obedient_reader():

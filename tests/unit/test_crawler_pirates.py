@@ -5,8 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate import plugins
-from casemate.errors import CapabilityError, ConfigError
 from casemate.redteam.attacks.pirates import INJECTIONS, SHARPNESS, Pirates, _State
 from casemate.redteam.crawling.anchors import HashingEmbedder
 from casemate.redteam.crawling.common_words import GENERAL_WORDS
@@ -14,7 +12,7 @@ from casemate.redteam.crawling.extracted_texts import COMMANDS
 from casemate.text.tokens import words
 from casemate.types import Reply
 from tests.fakes import BagOfWords
-from tests.unit.crawl_world import NOTES, Placed, Scripted, World, Writer, crawl
+from tests.unit.crawls import PARAGRAPHS, Placed, Scripted, Writer, crawl, world
 
 
 def flat(text):
@@ -23,67 +21,59 @@ def flat(text):
 
 class TestCrawl:
     def test_recovers_most_of_a_small_collection(self):
-        world = World(budget=60)
-        found = crawl(Pirates(embedder=HashingEmbedder()), world)
-        assert len(world.reached) >= 0.8 * len(NOTES)
-        whole = [flat(note.text) for note in NOTES]
+        system = world(budget=60)
+        found = crawl(Pirates(embedder=HashingEmbedder()), system)
+        assert len(system.reached) >= 0.8 * len(PARAGRAPHS)
+        whole = [flat(note.text) for note in PARAGRAPHS]
         taken = [sum(len(flat(text)) for text in found if flat(text) in note) / len(note) for note in whole]
-        assert sum(share > 0.8 for share in taken) >= 0.8 * len(NOTES)
+        assert sum(share > 0.8 for share in taken) >= 0.8 * len(PARAGRAPHS)
 
     def test_yields_each_text_once(self):
-        found = crawl(Pirates(embedder=HashingEmbedder()), World(budget=30))
-        assert all(any(flat(text) in flat(note.text) for note in NOTES) for text in found)
+        found = crawl(Pirates(embedder=HashingEmbedder()), world(budget=30))
+        assert all(any(flat(text) in flat(note.text) for note in PARAGRAPHS) for text in found)
         assert len({" ".join(words(text)) for text in found}) == len(found)
 
-    @pytest.mark.slow
-    def test_questions_depend_on_seed_and_replies_only(self):
-        def asked(seed):
-            attack, runs = Pirates(embedder=HashingEmbedder()), [World(budget=15), World(budget=15)]
-            crawl(attack, runs[0], seed)
-            crawl(attack, runs[1], seed)  # the attack remembers nothing of the first run
-            assert runs[0].asked == runs[1].asked
-            return runs[0].asked
-
-        assert asked(1) != asked(2)
-
     def test_starts_with_the_topic(self):
-        world = World(budget=1)
-        crawl(Pirates(topic="thyroid tests", embedder=HashingEmbedder()), world)
-        assert "thyroid tests" in world.asked[0]
+        system = world(budget=1)
+        crawl(Pirates(topic="thyroid tests", embedder=HashingEmbedder()), system)
+        assert "thyroid tests" in system.questions[0]
 
     def test_queries_combine_several_anchors_of_replies(self):
-        world = World(budget=20)
-        crawl(Pirates(topic="thyroid", anchors=2, embedder=HashingEmbedder()), world)
-        collection = " ".join(flat(note.text).lower() for note in NOTES)
-        for question in world.asked[1:]:
+        system = world(budget=20)
+        crawl(Pirates(topic="thyroid", anchors=2, embedder=HashingEmbedder()), system)
+        collection = " ".join(flat(note.text).lower() for note in PARAGRAPHS)
+        for question in system.questions[1:]:
             anchors = question.split("\n")[0].rstrip(".").split(" and ")
             assert len(anchors) == 2
             assert all(anchor.lower() in collection for anchor in anchors)
 
     def test_ends_if_every_reply_is_a_refusal(self):
-        world = World(budget=10_000, mute=True)
-        assert crawl(Pirates(embedder=HashingEmbedder()), world) == []
-        assert len(GENERAL_WORDS) / 3 <= len(world.asked) <= 4 * 4 * len(GENERAL_WORDS)
+        system = world(budget=10_000, mute=True)
+        assert crawl(Pirates(embedder=HashingEmbedder()), system) == []
+        assert len(GENERAL_WORDS) / 3 <= len(system.questions) <= 4 * 4 * len(GENERAL_WORDS)
 
     def test_ends_if_every_chunk_is_known(self):
         box = Scripted(["The ferry at Crale sank in the late autumn storm."], budget=2000)
         assert crawl(Pirates(topic="ferries", embedder=HashingEmbedder()), box) == [box.replies[0]]
-        assert len(box.asked) < 30
+        assert len(box.questions) < 30
 
 
 class TestInjections:
     def test_are_tried_in_turn_and_the_working_one_is_kept(self):
         class Obeys:
             def __init__(self):
-                self.asked = []
+                self.questions = []
 
             async def ask(self, text):
-                self.asked.append(text)
+                self.questions.append(text)
                 return Reply("The ferry at Crale sank late." if text.startswith(COMMANDS[1]) else "I cannot do that.")
 
         box = Obeys()
         crawl(Pirates(topic="ferries", embedder=HashingEmbedder()), box)
-        assert [question.startswith(COMMANDS[1]) for question in box.asked] == [False, *[True] * (len(box.asked) - 1)]
+        assert [question.startswith(COMMANDS[1]) for question in box.questions] == [
+            False,
+            *[True] * (len(box.questions) - 1),
+        ]
 
     def test_all_contain_the_text(self):
         assert all("{text}" in form for form in INJECTIONS)
@@ -150,35 +140,8 @@ def test_a_writer_composes_texts_and_names_anchors():
     )
     box = Scripted(["The ferry at Crale sank in the late autumn storm.", "I don't know."], budget=6)
     crawl(Pirates(topic="ferries", writer=writer, embedder=HashingEmbedder()), box)
-    assert box.asked[0].startswith("On the rain of Crale, and so on")
-    assert len(box.asked[0].split("\n")[0].split()) == 30
+    assert box.questions[0].startswith("On the rain of Crale, and so on")
+    assert len(box.questions[0].split("\n")[0].split()) == 30
     told = " ".join(p.question for p in writer.prompts)
     assert "Crale ferry" in told and "storm" in told
     assert [p for p in writer.prompts if p.context][0].context[0].text == box.replies[0]
-
-
-def test_a_missing_embedder_is_an_error():
-    with pytest.raises(CapabilityError, match="pirates"):
-        crawl(Pirates(), World())
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"anchors": 0},
-        {"anchors_per_chunk": 0},
-        {"temperature": 0},
-        {"min_relevance": 1},
-        {"min_relevance": -0.1},
-        {"chunk_similarity": 0},
-        {"anchor_similarity": 1.2},
-    ],
-)
-def test_options_out_of_range_are_rejected(options):
-    with pytest.raises(ConfigError, match=f"pirates.*{next(iter(options))}"):
-        Pirates(**options)
-
-
-def test_the_crawler_is_registered():
-    assert plugins.load("crawler", "pirates") is Pirates
-    assert {"writer", "embedder"} <= set(plugins.injected(Pirates))

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate import plugins
-from casemate.errors import ConfigError
 from casemate.redteam.attacks.rag_crawler import (
     EXPLORE_TEMPLATES,
     GRAPH_ONLY_AFTER,
@@ -20,12 +18,10 @@ from casemate.redteam.attacks.rag_crawler import (
 from casemate.redteam.crawling.anchors import HashingEmbedder
 from casemate.redteam.crawling.common_words import GENERAL_WORDS
 from casemate.redteam.crawling.knowledge_graph import OTHER, RELATIONS, KnowledgeGraph, Triple
-from casemate.text.refusals import is_refusal
 from casemate.types import UNKNOWN
 from tests.fakes import BagOfWords
-from tests.unit.crawl_world import NOTES, Scripted, World, Writer, crawl
+from tests.unit.crawls import Scripted, Writer, crawl, world
 
-COMMANDS = re.compile(r"\b(?:repeat|copy|print|context|documents?|verbatim|ignore)\b", re.IGNORECASE)
 CHAIN = [Triple("ferry", "part", "keel"), Triple("ferry", "use", "sheep"), Triple("storm", "cause", "floods")]
 
 
@@ -38,58 +34,37 @@ def scheduler(told=CHAIN, embedder=None, **options):
 
 
 class TestCrawl:
-    def test_covers_most_of_a_small_collection_with_harmless_questions(self):
-        world = World(budget=120)
-        crawl(RAGCrawler(), world)
-        assert len(world.reached) >= 0.6 * len(NOTES)
-        for question in world.asked:
-            assert question.endswith("?")
-            assert not COMMANDS.search(question)
-
-    def test_yields_each_answer_once_and_no_refusal(self):
-        found = crawl(RAGCrawler(), World(budget=80))
-        assert len(found) > 10 and len(set(found)) == len(found)
-        assert not [text for text in found if is_refusal(text)]
-
     @pytest.mark.parametrize("embedder", [None, BagOfWords()])
     def test_asks_no_question_similar_to_an_earlier_one(self, embedder):
-        world = World(budget=60)
-        crawl(RAGCrawler(embedder=embedder, question_similarity=0.7), world)
-        E = (embedder or HashingEmbedder()).embed(world.asked)
+        system = world(budget=60)
+        crawl(RAGCrawler(embedder=embedder, question_similarity=0.7), system)
+        E = (embedder or HashingEmbedder()).embed(system.questions)
         assert (E @ E.T - np.eye(len(E))).max() < 0.7 + 1e-5
 
-    def test_questions_depend_on_seed_and_replies_only(self):
-        def asked(seed):
-            attack, runs = RAGCrawler(), [World(budget=25), World(budget=25)]
-            crawl(attack, runs[0], seed)
-            crawl(attack, runs[1], seed)
-            assert runs[0].asked == runs[1].asked
-            return runs[0].asked
-
-        assert asked(1) != asked(2)
-
     def test_starts_with_the_topic(self):
-        world = World(budget=2, mute=True)
-        crawl(RAGCrawler(topic="thyroid tests and migraine", top_entities=1), world)
-        assert "thyroid tests" in world.asked[0] and "migraine" in world.asked[1]
+        system = world(budget=2, mute=True)
+        crawl(RAGCrawler(topic="thyroid tests and migraine", top_entities=1), system)
+        assert "thyroid tests" in system.questions[0] and "migraine" in system.questions[1]
 
     def test_uses_graph_entities_only_after_the_first_answers(self):
         replies = [f"The otter{i} builds lodge{i} beside willow{i}." for i in range(30)]
         box = Scripted(replies, budget=30)
         crawl(RAGCrawler(), box)
-        told = [question for question in box.asked if re.search(r"(?:otter|lodge|willow)\d", question)]
-        assert len(told) >= len(box.asked) - GRAPH_ONLY_AFTER
+        told = [question for question in box.questions if re.search(r"(?:otter|lodge|willow)\d", question)]
+        assert len(told) >= len(box.questions) - GRAPH_ONLY_AFTER
 
     def test_ends_if_every_reply_is_a_refusal(self):
-        world = World(budget=10_000, mute=True)
-        assert crawl(RAGCrawler(), world) == []
-        assert all(sum(re.search(rf"\b{word}\b", q) is not None for q in world.asked) >= 1 for word in GENERAL_WORDS)
-        assert len(world.asked) <= 6 * len(GENERAL_WORDS)
+        system = world(budget=10_000, mute=True)
+        assert crawl(RAGCrawler(), system) == []
+        assert all(
+            sum(re.search(rf"\b{word}\b", q) is not None for q in system.questions) >= 1 for word in GENERAL_WORDS
+        )
+        assert len(system.questions) <= 6 * len(GENERAL_WORDS)
 
     def test_a_repeated_answer_gains_nothing(self):
         box = Scripted(["The ferry of Crale sank in a storm."], budget=10_000)
         assert crawl(RAGCrawler(), box) == box.replies
-        assert len(box.asked) < 10_000
+        assert len(box.questions) < 10_000
 
 
 class TestScores:
@@ -181,7 +156,7 @@ class TestWriter:
             "question about": "Who knows more?",
         }
         box, told, writer = self.run(rules, ["The ferry sank.", UNKNOWN])
-        assert box.asked[0] == "Which ferries are there?" and "Who knows more?" in box.asked
+        assert box.questions[0] == "Which ferries are there?" and "Who knows more?" in box.questions
         assert "sinks in, belongs to, other" in told[2]
         assert "no fact at all" in told[3] and writer.prompts[3].context[0].text == "The ferry sank."
         names = set(re.findall(r"question about ([^\n]*?) that asks", "\n".join(told)))
@@ -189,28 +164,4 @@ class TestWriter:
 
     def test_an_entity_without_a_question_is_excluded(self):
         box, told, _ = self.run({}, [UNKNOWN], budget=50)
-        assert box.asked == []
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"exploration": -1},
-        {"deficit_weight": math.nan},
-        {"novelty": math.inf},
-        {"salience": -0.1},
-        {"top_entities": 0},
-        {"max_attempts": 0},
-        {"window": 0},
-        {"question_similarity": 0},
-        {"entity_similarity": 1.1},
-    ],
-)
-def test_options_out_of_range_are_rejected(options):
-    with pytest.raises(ConfigError, match=f"rag_crawler.*{next(iter(options))}"):
-        RAGCrawler(**options)
-
-
-def test_the_crawler_is_registered():
-    assert plugins.load("crawler", "rag_crawler") is RAGCrawler
-    assert {"writer", "embedder"} <= set(plugins.injected(RAGCrawler))
+        assert box.questions == []

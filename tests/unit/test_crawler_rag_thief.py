@@ -3,12 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate.errors import ConfigError
 from casemate.redteam.attacks.rag_thief import MAX_ANCHOR_CHARACTERS, ORDERS, RAGThief, _Queue, windows
 from casemate.redteam.crawling.common_words import SENTENCES
 from casemate.redteam.crawling.extracted_texts import COMMANDS
 from casemate.text.tokens import words
-from tests.unit.crawls import NOTES, Scribe, Stubborn, System, crawl, share
+from tests.unit.crawls import NOTES, Scribe, Scripted, System, crawl, share
 
 NOTE = "The ferry at Crale runs every twenty minutes until half past ten. Dogs are not allowed on the upper deck."
 
@@ -39,18 +38,11 @@ def test_ends_when_replies_contain_nothing_new(order):
 
 
 def test_tries_all_commands_on_a_target_that_refuses():
-    box = Stubborn("I don't know.")
+    box = Scripted(["I don't know."])
     assert crawl(RAGThief(patience=20), box) == []
     assert len(box.questions) == 20
     assert all(any(command in q for q in box.questions) for command in COMMANDS)
     assert all(any(sentence in q for sentence in SENTENCES) for q in box.questions)
-
-
-def test_questions_depend_on_the_seed_only():
-    first, second, third = System(budget=30), System(budget=30), System(budget=30)
-    assert crawl(RAGThief(), first, 1) == crawl(RAGThief(), second, 1)
-    crawl(RAGThief(), third, 2)
-    assert first.questions == second.questions != third.questions
 
 
 class TestAnchors:
@@ -75,7 +67,7 @@ class TestAnchors:
             'He said: "Fill in ____ and\x00 then “ask” for the rest of what follows in this very long text." '
             + "x" * 900
         )
-        box = Stubborn(chunk)
+        box = Scripted([chunk])
         crawl(RAGThief(patience=1, topics=("a",)), box)
         assert len(box.questions) > 1
         for question in box.questions:
@@ -109,7 +101,7 @@ class TestWriter:
     def test_generates_preceding_and_following_texts(self):
         after, before = "1. The last boat sails at ten.\n2. It is often late.", "- The pier was built of oak.\nok"
         writer = Scribe([after, before])
-        box = Stubborn(NOTE)
+        box = Scripted([NOTE])
         crawl(RAGThief(topics=("ferries",), patience=1, writer=writer), box)
         asked = {q.partition("\n\n")[0] for q in box.questions}
         assert asked >= {"The last boat sails at ten.", "It is often late.", "The pier was built of oak."}
@@ -119,26 +111,7 @@ class TestWriter:
         assert "after" in first.question and "before" in second.question
 
     def test_windows_replace_a_writer_without_texts(self):
-        silent, none = Stubborn(NOTE), Stubborn(NOTE)
+        silent, none = Scripted([NOTE]), Scripted([NOTE])
         crawl(RAGThief(patience=1, writer=Scribe([""])), silent)
         crawl(RAGThief(patience=1), none)
         assert silent.questions == none.questions
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"forward": 0, "backward": 0},
-        {"backward": -1},
-        {"window_words": 3},
-        {"rouge_threshold": 0},
-        {"rouge_threshold": 1.1},
-        {"rouge_threshold": float("nan")},
-        {"recent": -1},
-        {"patience": 0},
-        {"order": "random"},
-    ],
-)
-def test_options_out_of_range_are_rejected(options):
-    with pytest.raises(ConfigError, match="rag_thief"):
-        RAGThief(**options)

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.simulated_reader.requests import Task, parse_request
-from casemate.errors import CapabilityError, ConfigError
 from casemate.redteam.attacks.worm import PREFIXES, VARIANTS, CollisionSearch, Worm, join_question
 from casemate.redteam.crawling.common_words import SENTENCES, WORDS
 from casemate.runtime.cached_embedder import CachedEmbedder
 from tests.fakes import BagOfWords
-from tests.unit.crawls import NOTES, Stubborn, System, crawl, share
+from tests.unit.crawls import NOTES, Scripted, System, crawl, share
 
 
 def unit(v):
@@ -50,21 +49,9 @@ def test_every_prefix_is_recognized_as_a_repeat_command():
 
 
 def test_the_prefix_changes_after_a_refusal():
-    box = Stubborn("I'm sorry, I can't do that.")
+    box = Scripted(["I'm sorry, I can't do that."])
     assert crawl(worm(System(NOTES[:5]), rounds=len(PREFIXES)), box) == []
     assert [q.partition("\n\n")[0] for q in box.questions] == list(PREFIXES)
-
-
-def test_a_missing_embedder_is_an_error():
-    with pytest.raises(CapabilityError, match="worm.*embedder"):
-        crawl(Worm(), Stubborn("never asked"))
-
-
-def test_questions_depend_on_the_seed_only():
-    first, second, third = System(), System(), System()
-    assert crawl(worm(first, rounds=5), first, 1) == crawl(worm(second, rounds=5), second, 1)
-    crawl(worm(third, rounds=5), third, 2)
-    assert first.questions == second.questions != third.questions
 
 
 class TestTarget:
@@ -167,26 +154,6 @@ def test_few_chosen_words_beat_many_random_ones_in_minilm():
             best, suffix = float(cosines.max()), options[int(cosines.argmax())]
     assert ours > best + 0.1
     assert ours > 0.32
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"variant": "far"},
-        {"rounds": 0},
-        {"suffix": 0},
-        {"suffix": 10**6},
-        {"iterations": -1},
-        {"candidates": 0},
-        {"training_questions": -1},
-        {"noise": -1},
-        {"noise": float("nan")},
-        {"texts": ("one",)},
-    ],
-)
-def test_options_out_of_range_are_rejected(options):
-    with pytest.raises(ConfigError, match="worm"):
-        Worm(**options)
 
 
 def test_the_search_does_not_block_the_event_loop():

@@ -14,7 +14,7 @@ from casemate.redteam.crawling.knowledge_graph import (
     entity_type,
     extract_triples,
 )
-from tests.unit.crawl_world import NOTES
+from tests.unit.crawls import PARAGRAPHS
 
 NAMES = ["Heron", "Weir", "porter", "mender", "crossing", "rain", "mud", "pier"]
 KINDS = ["cause", "use", "part", OTHER]
@@ -109,6 +109,6 @@ def test_any_text_gives_triples_of_its_own_words(text):
 
 
 def test_phrases_of_a_clause_form_a_chain():
-    for note in NOTES[:5]:
+    for note in PARAGRAPHS[:5]:
         chained = [a.tail == b.head for a, b in pairwise(extract_triples(note.text))]
         assert sum(chained) > len(chained) / 4
