@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.postgres import database
+
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read when it is imported
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
@@ -40,6 +42,13 @@ def postgres_url() -> Iterator[str]:
             server.cleanup()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def vector_url(postgres_url: str) -> Iterator[str]:
+    """A database with pgvector. Each test has tables or a schema of its own in it."""
+    with database(postgres_url, "CREATE EXTENSION vector") as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

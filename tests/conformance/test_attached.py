@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from casemate.protocols import Index
 from casemate.testing import INDEX_OBLIGATIONS, MakeIndex
 from casemate.testing.reference import DIM
 from casemate.types import Secret
+from tests.postgres import sql
 
 NEVER = {
     "_refuses_another_embedder": "clear() deletes the sidecar only and leaves the rows of the collection",
@@ -23,37 +23,17 @@ NOT_WITH_A_FILE = {
 }
 
 
-@pytest.fixture(scope="session")
-def attached_url(postgres_url: str) -> Iterator[str]:
-    """A database of our own, with pgvector in it."""
-    import psycopg
-
-    name = f"t{uuid.uuid4().hex}"
-    url = postgres_url.replace("/postgres?", f"/{name}?")
-    with psycopg.connect(postgres_url, autocommit=True) as server:
-        server.execute(f"CREATE DATABASE {name}")
-        with psycopg.connect(url) as db:
-            db.execute("CREATE EXTENSION vector")
-        yield url
-        server.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
 @pytest.fixture(params=["schema", "file"])
-def made(request: pytest.FixtureRequest, attached_url: str, tmp_path: Path) -> tuple[MakeIndex, bool, str]:
-    import psycopg
-
+def made(request: pytest.FixtureRequest, vector_url: str, tmp_path: Path) -> tuple[MakeIndex, bool, str]:
     place = ["first"]
 
     def make(fresh: bool) -> Index:
         if fresh:
             place[0] = f"t{uuid.uuid4().hex}"
-            with psycopg.connect(attached_url, autocommit=True) as db:
-                db.execute(
-                    f"CREATE TABLE {place[0]} (owner text, name text, body text, embedding vector({DIM}), doc text, "
-                    "title text, about json, PRIMARY KEY (owner, name))"
-                )
+            columns = f"owner text, name text, body text, embedding vector({DIM}), doc text, title text, about json"
+            sql(vector_url, f"CREATE TABLE {place[0]} ({columns}, PRIMARY KEY (owner, name))")
         table = PgvectorTable(
-            Secret(attached_url), place[0], "name", "body", source="doc", title="title", metadata="about",
+            Secret(vector_url), place[0], "name", "body", source="doc", title="title", metadata="about",
             tenant="owner", writable=True, connections=2,
         )  # fmt: skip
         beside = {"schema": f"s{place[0]}"} if request.param == "schema" else {}

@@ -39,6 +39,8 @@ from casemate.rag.pipeline import Rag
 from casemate.types import Document, Query, Secret
 from tests.bad_servers import Gate, odd_milvus, silent_server, web_server
 from tests.fakes import BagOfWords, Parrot
+from tests.postgres import database as new_database
+from tests.postgres import sql as execute
 from tests.qdrant_wire import QdrantWire, qdrant_wire
 
 pytestmark = [
@@ -174,22 +176,15 @@ def socket_of(url: str) -> str:
 @pytest.fixture
 def database(postgres_url: str) -> Iterator[tuple[str, int]]:
     """Name of a database without pgvector, and the port of a proxy to its server."""
-    import psycopg
-
-    name, gate = f"t{uuid.uuid4().hex}", Gate(socket_of(postgres_url))
-    with psycopg.connect(postgres_url, autocommit=True) as server:
-        server.execute(f"CREATE DATABASE {name}")
-        yield name, gate.port
+    gate = Gate(socket_of(postgres_url))
+    with new_database(postgres_url) as url:
+        yield url.partition("?")[0].rpartition("/")[2], gate.port
         gate.shut()
-        server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def sql(url: str, database: str, *statements: str) -> None:
-    import psycopg
-
-    with psycopg.connect(url.replace("/postgres?", f"/{database}?"), autocommit=True) as db:
-        for statement in statements:
-            db.execute(statement)
+def sql(url: str, name: str, *statements: str) -> None:
+    """Executes statements in the database with this name."""
+    execute(url.replace("/postgres?", f"/{name}?"), *statements)
 
 
 def _loaded(url: str) -> object:

@@ -13,6 +13,7 @@ import uuid
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -30,24 +31,10 @@ from casemate.protocols import Index
 from casemate.testing import INDEX_OBLIGATIONS, MakeIndex, check_index
 from casemate.testing.reference import DIM as CHECK_DIM
 from casemate.types import Document, Secret
+from tests.postgres import database, sql
 
 DIM = 8
 QDRANT = os.environ.get("CASEMATE_QDRANT")
-
-
-@pytest.fixture(scope="session")
-def vector_url(postgres_url: str) -> Iterator[str]:
-    """A separate database with pgvector."""
-    import psycopg
-
-    name = f"t{uuid.uuid4().hex}"
-    url = postgres_url.replace("/postgres?", f"/{name}?")
-    with psycopg.connect(postgres_url, autocommit=True) as server:
-        server.execute(f"CREATE DATABASE {name}")
-        with psycopg.connect(url) as db:
-            db.execute("CREATE EXTENSION vector")
-        yield url
-        server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture(scope="module")
@@ -154,14 +141,6 @@ def index(vector_url: str, schema: str) -> Iterator[PgvectorIndex]:
     index.close()
 
 
-def sql(url: str, *statements: str) -> None:
-    import psycopg
-
-    with psycopg.connect(url, autocommit=True) as db:
-        for statement in statements:
-            db.execute(statement)
-
-
 @pytest.mark.parametrize(
     ("target", "retryable", "says"),
     [
@@ -231,14 +210,10 @@ def test_psycopg_is_required_on_use_only(monkeypatch) -> None:
 
 
 def test_a_missing_extension_is_reported(postgres_url) -> None:
-    name = f"t{uuid.uuid4().hex}"
-    sql(postgres_url, f"CREATE DATABASE {name}")
-    index = PgvectorIndex(postgres_url.replace("/postgres?", f"/{name}?"))
-    with pytest.raises(BackendError, match="superuser.*CREATE EXTENSION vector") as caught:
-        index.open("test", DIM)
+    with database(postgres_url) as url, closing(PgvectorIndex(url)) as index:
+        with pytest.raises(BackendError, match="superuser.*CREATE EXTENSION vector") as caught:
+            index.open("test", DIM)
     assert not caught.value.retryable
-    index.close()
-    sql(postgres_url, f"DROP DATABASE {name}")
 
 
 def test_another_encoding_is_reported(postgres_url) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,28 +22,10 @@ from casemate.cli import cli
 from casemate.errors import BackendError, CapabilityError, CasemateError, ConfigError, DataError
 from casemate.maths.moments import CorpusMoments
 from casemate.types import Document, Secret
+from tests.postgres import sql
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only runs and is killed
 DIM = 8
-
-
-def sql(url: str, *statements: str) -> list:
-    import psycopg
-
-    with psycopg.connect(url, autocommit=True) as db:
-        done = [db.execute(statement) for statement in statements]
-        return done[-1].fetchall() if done[-1].description else []
-
-
-@pytest.fixture(scope="session")
-def table_url(postgres_url: str) -> Iterator[str]:
-    """A database of our own, with pgvector in it."""
-    name = f"t{uuid.uuid4().hex}"
-    url = postgres_url.replace("/postgres?", f"/{name}?")
-    sql(postgres_url, f"CREATE DATABASE {name}")
-    sql(url, "CREATE EXTENSION vector")
-    yield url
-    sql(postgres_url, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def vectors(seed: int, count: int) -> np.ndarray:
@@ -55,11 +37,11 @@ def written(v: np.ndarray) -> str:
 
 
 @pytest.fixture
-def table(table_url: str) -> str:
+def table(vector_url: str) -> str:
     """500 rows with numeric ids, which sort differently as text, and vectors of any length."""
     name = f"Their {uuid.uuid4().hex[:8]}"
     sql(
-        table_url,
+        vector_url,
         f'CREATE TABLE "{name}" (nr bigint PRIMARY KEY, "Body" text, doc text, vec vector({DIM}), about jsonb)',
         f'INSERT INTO "{name}" VALUES '
         + ", ".join(
@@ -92,16 +74,16 @@ def same(a: CorpusMoments, b: CorpusMoments) -> bool:
     return a.n == b.n and np.allclose(a.mean, b.mean, atol=1e-6) and np.allclose(a.scatter, b.scatter, atol=1e-4)
 
 
-def test_a_table_is_attached_and_not_written(table_url, table, tmp_path) -> None:
+def test_a_table_is_attached_and_not_written(vector_url, table, tmp_path) -> None:
     """Uses a read-only role; rows and their transaction ids are unchanged."""
     role = f"r{uuid.uuid4().hex}"
-    sql(table_url, f"CREATE ROLE {role} LOGIN", f'GRANT SELECT ON "{table}" TO {role}')
+    sql(vector_url, f"CREATE ROLE {role} LOGIN", f'GRANT SELECT ON "{table}" TO {role}')
     state = f"SELECT md5(string_agg(ctid::text || xmin || xmax || t::text, ',' ORDER BY nr)) FROM \"{table}\" AS t"
-    before = sql(table_url, state)
-    index = opened(of(table_url.replace("postgres:@", f"{role}:@"), table), tmp_path)
+    before = sql(vector_url, state)
+    index = opened(of(vector_url.replace("postgres:@", f"{role}:@"), table), tmp_path)
     summary = index.attach()
     assert (summary.rows, summary.sources, summary.rescaled, summary.dim) == (500, 100, 500, DIM)
-    assert same(index.moments(), true_moments(table_url, table))
+    assert same(index.moments(), true_moments(vector_url, table))
     q = vectors(2, 1)[0] / np.linalg.norm(vectors(2, 1)[0])
     found = index.search(q, 4)
     X = vectors(1, 500).astype(np.float64)
@@ -116,19 +98,19 @@ def test_a_table_is_attached_and_not_written(table_url, table, tmp_path) -> None
         index.remove(["doc 1"])
     index.rebuild()
     index.close()
-    assert sql(table_url, state) == before
-    sql(table_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+    assert sql(vector_url, state) == before
+    sql(vector_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
-def test_searches_with_an_hnsw_index_return_enough_rows(table_url, table, tmp_path) -> None:
+def test_searches_with_an_hnsw_index_return_enough_rows(vector_url, table, tmp_path) -> None:
     """An HNSW index returns at most ef_search rows, before the filter."""
-    sql(table_url, f'CREATE INDEX ON "{table}" USING hnsw (vec vector_cosine_ops)')
-    index = opened(of(table_url, table, effort=10), tmp_path)
+    sql(vector_url, f'CREATE INDEX ON "{table}" USING hnsw (vec vector_cosine_ops)')
+    index = opened(of(vector_url, table, effort=10), tmp_path)
     index.attach()
     q = vectors(2, 1)[0] / np.linalg.norm(vectors(2, 1)[0])
     assert len(index.search(q, 400).hits) == 400
     index.close()
-    few = opened(of(table_url, table, effort=10, where="nr % 100 = 7"), tmp_path / "few")
+    few = opened(of(vector_url, table, effort=10, where="nr % 100 = 7"), tmp_path / "few")
     few.attach()
     found = few.search(q, 9)
     assert sorted(h.document.id for h in found.hits) == ["107", "207", "307", "407", "7"]
@@ -136,37 +118,37 @@ def test_searches_with_an_hnsw_index_return_enough_rows(table_url, table, tmp_pa
     few.close()
 
 
-def test_arrays_and_views_are_supported(table_url, table, tmp_path) -> None:
-    sql(table_url, f'CREATE VIEW "{table} v" AS SELECT nr, "Body", doc, about, vec::real[] AS vec FROM "{table}"')
-    index = opened(of(table_url, f"public.{table} v"), tmp_path)
+def test_arrays_and_views_are_supported(vector_url, table, tmp_path) -> None:
+    sql(vector_url, f'CREATE VIEW "{table} v" AS SELECT nr, "Body", doc, about, vec::real[] AS vec FROM "{table}"')
+    index = opened(of(vector_url, f"public.{table} v"), tmp_path)
     index.attach()
-    assert same(index.moments(), true_moments(table_url, table))
+    assert same(index.moments(), true_moments(vector_url, table))
     assert len(index.search(vectors(2, 1)[0], 3).hits) == 3
     index.close()
 
 
-def test_tenants_are_kept_apart(table_url, table, tmp_path) -> None:
-    sql(table_url, f'ALTER TABLE "{table}" ADD owner int', f'UPDATE "{table}" SET owner = nr % 3')
-    index = opened(of(table_url, table, tenant="owner"), tmp_path)
+def test_tenants_are_kept_apart(vector_url, table, tmp_path) -> None:
+    sql(vector_url, f'ALTER TABLE "{table}" ADD owner int', f'UPDATE "{table}" SET owner = nr % 3')
+    index = opened(of(vector_url, table, tenant="owner"), tmp_path)
     index.attach()
     assert index.tenants() == ["0", "1", "2"]
-    assert same(index.moments("1"), true_moments(table_url, table, "owner = 1"))
+    assert same(index.moments("1"), true_moments(vector_url, table, "owner = 1"))
     found = index.search(vectors(2, 1)[0], 500, "1")
     assert {int(h.document.id) % 3 for h in found.hits} == {1}
     assert len(found.hits) == found.similarity_stats.n == 167
     index.close()
 
 
-def test_rows_without_text_or_vector_are_skipped_and_counted(table_url, table, tmp_path) -> None:
+def test_rows_without_text_or_vector_are_skipped_and_counted(vector_url, table, tmp_path) -> None:
     sql(
-        table_url,
+        vector_url,
         f'UPDATE "{table}" SET "Body" = NULL WHERE nr < 30',
         f'UPDATE "{table}" SET vec = NULL WHERE nr BETWEEN 20 AND 50',
     )
-    index = opened(of(table_url, table), tmp_path, drift=0.001)
+    index = opened(of(vector_url, table), tmp_path, drift=0.001)
     summary = index.attach()
     assert (summary.rows, summary.textless, summary.vectorless) == (449, 30, 21)
-    assert same(index.moments(), true_moments(table_url, table))
+    assert same(index.moments(), true_moments(vector_url, table))
     assert len(index.search(vectors(2, 1)[0], 500).hits) == 449  # skipped rows are no drift
     index.close()
 
@@ -181,10 +163,10 @@ def test_rows_without_text_or_vector_are_skipped_and_counted(table_url, table, t
         ("ALTER {t} DROP CONSTRAINT {p}; ALTER {t} ALTER nr DROP NOT NULL; UPDATE {t} SET nr = NULL WHERE nr=9", "NU"),
     ],
 )  # fmt: skip
-def test_invalid_rows_are_reported_with_their_ids(table_url, table, tmp_path, damage, says) -> None:
+def test_invalid_rows_are_reported_with_their_ids(vector_url, table, tmp_path, damage, says) -> None:
     for statement in damage.replace("ALTER {t} ", "ALTER TABLE {t} ").split("; "):
-        sql(table_url, statement.format(t=f'"{table}"', p=f'"{table}_pkey"'))
-    index = opened(of(table_url, table), tmp_path)
+        sql(vector_url, statement.format(t=f'"{table}"', p=f'"{table}_pkey"'))
+    index = opened(of(vector_url, table), tmp_path)
     with pytest.raises(DataError, match=says):
         index.attach()
     with pytest.raises(DataError, match="run 'casemate attach'"):  # an incomplete scan is not used
@@ -203,15 +185,15 @@ def test_invalid_rows_are_reported_with_their_ids(table_url, table, tmp_path, da
         ({"connections": 0}, ConfigError, "connections=0"),
     ],
 )
-def test_a_wrong_configuration_is_refused_on_open(table_url, table, tmp_path, options, kind, says) -> None:
+def test_a_wrong_configuration_is_refused_on_open(vector_url, table, tmp_path, options, kind, says) -> None:
     with pytest.raises(kind, match=says):
-        opened(of(table_url, **({"table": table} | options)), tmp_path)
+        opened(of(vector_url, **({"table": table} | options)), tmp_path)
 
 
-def test_connection_errors_do_not_contain_the_password(table_url, table, tmp_path) -> None:
+def test_connection_errors_do_not_contain_the_password(vector_url, table, tmp_path) -> None:
     for url, retryable in (
         ("postgresql://anna:s3cr%40t@127.0.0.1:1/db", True),
-        (table_url.replace("postgres:@", "stranger:s3cr%40t@"), False),
+        (vector_url.replace("postgres:@", "stranger:s3cr%40t@"), False),
     ):
         with pytest.raises(BackendError) as caught:
             opened(of(url, table, timeout_s=2), tmp_path)
@@ -220,18 +202,18 @@ def test_connection_errors_do_not_contain_the_password(table_url, table, tmp_pat
 
 
 def test_a_scan_tolerates_removed_rows_and_resumes_after_a_lost_connection(
-    table_url, table, tmp_path, monkeypatch
+    vector_url, table, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(pgvector_table, "SCAN_PAGE", 50)
     monkeypatch.setattr(scanning, "FLUSH_ROWS", 50)
-    index = opened(of(table_url, table), tmp_path)
+    index = opened(of(vector_url, table), tmp_path)
     seen: list[int] = []
 
     def cut(rows: int) -> None:
         seen.append(rows)
         if rows == 200:
             sql(
-                table_url,
+                vector_url,
                 f'DELETE FROM "{table}" WHERE nr IN (3, 480)',
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'FETCH%'",
             )
@@ -247,30 +229,30 @@ def test_a_scan_tolerates_removed_rows_and_resumes_after_a_lost_connection(
     assert index.moments().n == 499  # 3 had been counted, 480 was not
     assert index.measure_drift().missing == 1
     index.attach()
-    assert same(index.moments(), true_moments(table_url, table))
+    assert same(index.moments(), true_moments(vector_url, table))
     index.close()
 
 
 @pytest.mark.parametrize("change", ['ALTER TABLE "{}" RENAME TO "{} gone"', 'DROP TABLE "{}"'])
-def test_a_renamed_or_dropped_table_raises_instead_of_returning_nothing(table_url, table, tmp_path, change) -> None:
-    index = opened(of(table_url, table), tmp_path)
+def test_a_renamed_or_dropped_table_raises_instead_of_returning_nothing(vector_url, table, tmp_path, change) -> None:
+    index = opened(of(vector_url, table), tmp_path)
     index.attach()
-    sql(table_url, change.format(table, table))
+    sql(vector_url, change.format(table, table))
     for call in (lambda: index.search(vectors(2, 1)[0], 1), index.check, index.rebuild):
         with pytest.raises(DataError, match="does not exist"):
             call()
     index.close()
 
 
-def test_with_a_schema_rows_and_moments_change_in_one_transaction(table_url, table, tmp_path, monkeypatch) -> None:
+def test_with_a_schema_rows_and_moments_change_in_one_transaction(vector_url, table, tmp_path, monkeypatch) -> None:
     schema = f"s{uuid.uuid4().hex}"
-    index = opened(of(table_url, table, writable=True), tmp_path, schema=schema)
+    index = opened(of(vector_url, table, writable=True), tmp_path, schema=schema)
     index.attach()
     one = vectors(3, 2) / np.linalg.norm(vectors(3, 2), axis=1, keepdims=True)
     index.add([Document(str(i), "new", source="doc 1", metadata={"n": 1}) for i in (5, 900)], one)
-    assert same(index.moments(), true_moments(table_url, table))
+    assert same(index.moments(), true_moments(vector_url, table))
     before = index.moments()
-    count = sql(table_url, f'SELECT count(*) FROM "{table}"')
+    count = sql(vector_url, f'SELECT count(*) FROM "{table}"')
 
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -278,22 +260,22 @@ def test_with_a_schema_rows_and_moments_change_in_one_transaction(table_url, tab
     child = os.fork()
     if not child:
         try:
-            other = opened(of(table_url, table, writable=True), tmp_path, schema=schema)
+            other = opened(of(vector_url, table, writable=True), tmp_path, schema=schema)
             monkeypatch.setattr(Sidecar, "record", die)  # after the rows, before the moments
             other.remove(["doc 2"])
         finally:
             os._exit(0)
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
     assert np.array_equal(index.moments().scatter, before.scatter)
-    assert sql(table_url, f'SELECT count(*) FROM "{table}"') == count
+    assert sql(vector_url, f'SELECT count(*) FROM "{table}"') == count
     assert index.remove(["doc 2"]) == 5
-    assert same(index.moments(), true_moments(table_url, table))
+    assert same(index.moments(), true_moments(vector_url, table))
     assert index.check() == []
     assert not (tmp_path / "attached.db").exists()
     index.close()
-    sql(table_url, f"CREATE SCHEMA {schema}x", f"CREATE TABLE {schema}x.meta2 (a int)")
+    sql(vector_url, f"CREATE SCHEMA {schema}x", f"CREATE TABLE {schema}x.meta2 (a int)")
     with pytest.raises(DataError, match="tables of another program"):
-        opened(of(table_url, table), tmp_path, schema=f"{schema}x")
+        opened(of(vector_url, table), tmp_path, schema=f"{schema}x")
 
 
 @pytest.fixture
@@ -311,7 +293,7 @@ def casemate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., t
 
 
 @pytest.mark.slow
-def test_by_the_command_line(table_url, tmp_path, casemate, monkeypatch) -> None:
+def test_by_the_command_line(vector_url, tmp_path, casemate, monkeypatch) -> None:
     """Attach, ask, drift, attach again."""
     from casemate.config import PluginSpec
     from casemate.plugins import build
@@ -321,9 +303,9 @@ def test_by_the_command_line(table_url, tmp_path, casemate, monkeypatch) -> None
              for c in ("mended", "painted", "sold") for m in ("May", "June")]  # fmt: skip
     E = embedder.embed(texts)
     name = f"w{uuid.uuid4().hex[:8]}"
-    sql(table_url, f"CREATE TABLE {name} (id text PRIMARY KEY, text text, embedding vector({embedder.dim}))")
+    sql(vector_url, f"CREATE TABLE {name} (id text PRIMARY KEY, text text, embedding vector({embedder.dim}))")
     values = [f"('w{i // 4}#{i % 4}', '{t}', {written(2 * v)})" for i, (t, v) in enumerate(zip(texts, E, strict=True))]
-    sql(table_url, f"INSERT INTO {name} VALUES {', '.join(values[:64])}")
+    sql(vector_url, f"INSERT INTO {name} VALUES {', '.join(values[:64])}")
     (tmp_path / "casemate.yaml").write_text(
         f"""
 rag:
@@ -335,7 +317,7 @@ rag:
 guard: {{defenses: []}}
 """
     )
-    monkeypatch.setenv("PG_URL", table_url)
+    monkeypatch.setenv("PG_URL", vector_url)
     question = "Was the roof of ward A mended?"
     code, _, says = casemate("ask", question)
     assert code == 2
@@ -352,7 +334,7 @@ guard: {{defenses: []}}
     code, says, errors = casemate("ask", question)
     assert code == 0, errors
     assert "roof of ward A" in says
-    sql(table_url, f"INSERT INTO {name} VALUES {', '.join(values[64:])}")
+    sql(vector_url, f"INSERT INTO {name} VALUES {', '.join(values[64:])}")
     assert casemate("ask", question)[0] == 2
     code, says, errors = casemate("attach")
     assert code == 0, errors

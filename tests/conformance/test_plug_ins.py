@@ -23,6 +23,7 @@ from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.backends.generators.transformers import CausalLM
 from casemate.protocols import Embedder
 from casemate.types import Document, Secret
+from tests import postgres
 from tests.fake_openai import FakeOpenAI
 from tests.fakes import BagOfWords
 from tests.unit.listener import Listener
@@ -190,19 +191,11 @@ def rows() -> tuple[list[Document], np.ndarray]:
 
 
 def pgvector_table(role, name, request):
-    import psycopg
-
     held, X = rows()
-    database = f"t{uuid.uuid4().hex}"
-    server = request.getfixturevalue("postgres_url")
-    url = server.replace("/postgres?", f"/{database}?")
+    url = request.getfixturevalue("vector_url")
     values = ", ".join(f"({i}, 'text {i}', '{v.tolist()}')" for i, v in enumerate(X))
-    with psycopg.connect(server, autocommit=True) as db:
-        db.execute(f"CREATE DATABASE {database}")
-    with psycopg.connect(url, autocommit=True) as db:
-        db.execute("CREATE EXTENSION vector")
-        db.execute(f"CREATE TABLE docs (id bigint PRIMARY KEY, text text, embedding vector({DIM}))")
-        db.execute(f"INSERT INTO docs VALUES {values}")
+    create = f"CREATE TABLE docs (id bigint PRIMARY KEY, text text, embedding vector({DIM}))"
+    postgres.sql(url, create, f"INSERT INTO docs VALUES {values}")
     return (PgvectorTable(Secret(url), "docs", id="id", text="text", vector="embedding"), held, X), {}
 
 

@@ -9,13 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections import Counter
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import httpx
-import psycopg
 import pytest
 
 from casemate.backends.event_stores.sql import SqlEventStore
@@ -26,6 +24,7 @@ from casemate.types import Secret
 from tests.fakes import BagOfWords
 from tests.gateways import chat
 from tests.many_gateways import HELD, harmless, prepare
+from tests.postgres import database
 from tests.unit.test_monitor_watch import WORKER
 
 ROOT = Path(__file__).parents[2]
@@ -73,24 +72,10 @@ class Fleet:
             return http.get("/v1/models").status_code == 200
 
 
-@contextmanager
-def database(server):
-    name = f"t{uuid.uuid4().hex}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-        url = server.replace("/postgres?", f"/{name}?")
-        with psycopg.connect(url, autocommit=True) as own:
-            own.execute("CREATE EXTENSION IF NOT EXISTS vector")
-        try:
-            yield url
-        finally:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
 @pytest.fixture(scope="module")
 def fleet(postgres_url, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fleet")
-    with database(postgres_url) as url:
+    with database(postgres_url, "CREATE EXTENSION vector") as url:
         prepare(folder, url)
         found = Fleet(folder, url)
         found.harmless = harmless(folder, url, ("d7", "d8", "d9", "d20"))
@@ -240,7 +225,7 @@ def test_under_load_and_kills_no_budget_is_exceeded_and_no_document_lost(fleet, 
 
 
 def test_each_canary_run_happens_once_even_if_a_watcher_dies(postgres_url, tmp_path):
-    with database(postgres_url) as url:
+    with database(postgres_url, "CREATE EXTENSION vector") as url:
         SqlEventStore(Secret(url)).close()
         _watch_and_kill(url, tmp_path / "log")
         with closing(SqlEventStore(Secret(url))) as store:

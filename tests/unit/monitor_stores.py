@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from tests.fakes import Memory
+from tests.postgres import database
 
 
 def fresh_url(request: pytest.FixtureRequest, tmp_path) -> Iterator[str]:
@@ -16,13 +16,8 @@ def fresh_url(request: pytest.FixtureRequest, tmp_path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/new/events.db"
         return
-    import psycopg
-
-    server, name = request.getfixturevalue("postgres_url"), f"t{uuid.uuid4().hex}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-        yield server.replace("/postgres?", f"/{name}?")
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    with database(request.getfixturevalue("postgres_url")) as url:
+        yield url
 
 
 @dataclass
