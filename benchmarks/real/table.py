@@ -39,24 +39,33 @@ def withheld(corpus: str) -> Iterator[str]:
 
 
 def extraction() -> Iterator[str]:
-    """Lines of Markdown: share of the texts that crawlers recover, by reader; the most from one client first."""
+    """Lines of Markdown: share of the texts that crawlers recover, by reader; the most from one client first.
+
+    The simulated reader's share is that with as many questions as the last reader of the row got.
+    """
     rows: dict[tuple[str, str], dict[str, list[str]]] = {}
     worst: dict[tuple[str, str], float] = {}
     for corpus, held in _results("real_extraction")["corpora"].items():
-        for model, own in held["readers"].items():
+        for model in [m for m in MODELS if m in held["readers"]]:
+            own = held["readers"][model]
             for crawler, found in own["crawls"].items():
                 key, one, twenty = (corpus, crawler), found["1 client"]["crr"][0], found["20 clients"]["crr"][0]
-                points = [
-                    short_rate(float(f"{x:.2g}")) for x in (one, twenty, own["simulated"][crawler]["off"]["crr"][0])
-                ]
-                rows.setdefault(key, {})[model] = [str(found["questions"]), _rate(found["off"]["crr"]), *points]
+                cells = [str(found["questions"]), _rate(found["off"]["crr"]), _point(one), _point(twenty)]
+                simulated = own["simulated"][crawler]
+                compared = "–" if simulated["errors"] else _point(simulated["off"]["crr"][0])
+                rows.setdefault(key, {}).update({model: cells, SIMULATED: [compared]})
                 worst[key] = max(worst.get(key, 0), one)
-    sides = "questions | no defense | 1 client | 20 clients | simulated, no defense"
-    yield f"| corpus | crawler |{''.join(f' {title}: {sides} |' for title in MODELS.values())}"
-    yield f"|{'---|' * (2 + 5 * len(MODELS))}"
+    sides = "questions | no defense | 1 client | 20 clients"
+    yield f"| corpus | crawler |{''.join(f' {title}: {sides} |' for title in MODELS.values())} simulated, no defense |"
+    yield f"|{'---|' * (3 + 4 * len(MODELS))}"
     for corpus, crawler in sorted(rows, key=lambda key: -worst[key]):
-        cells = [cell for model in MODELS for cell in rows[corpus, crawler].get(model, ["–"] * 5)]
+        found = rows[corpus, crawler]
+        cells = [cell for name in (*MODELS, SIMULATED) for cell in found.get(name, ["–"] * 4)]
         yield f"| {corpus} | `{crawler}` | {' | '.join(cells)} |"
+
+
+def _point(rate: float) -> str:
+    return short_rate(float(f"{rate:.2g}")) if rate else "0"
 
 
 def forms() -> Iterator[str]:
