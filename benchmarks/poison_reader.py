@@ -5,8 +5,8 @@ answer in ``benchmarks/recorded/quorum``. Run it again to go on. Without argumen
 
 Ten passages are retrieved. Poison: none, or one text of PoisonedRAG, by ``redteam.attacks.poison``. TrustRAG runs both
 stages, RobustRAG both aggregations. An answer is right if it contains a gold answer as whole words, and false if it
-contains the attacker's. Questions of SQuAD are those of which several passages contain an answer; what was said about
-them is not kept, because it may repeat the corpus.
+contains the attacker's. Questions of SQuAD are those of which several passages contain an answer; their answers
+are not kept, because they may repeat the corpus.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
         about, *rows = files.read(file)
         found = {}
         for name in CORPORA:
-            own = [row for row in rows if row.get("corpus", CORPORA[0]) == name]
+            own = [row for row in rows if row["corpus"] == name]
             found[name] = {"questions": len({row["case"] for row in own}), "systems": tables(own)}
         results[file.name.removeprefix("poison_").partition(".jsonl")[0]] = about | found
     save("poison_reader", results)
@@ -99,8 +99,8 @@ async def _rows(
             poison = crafted[:count]
             if poison:
                 index.add(poison, embedder.embed([d.content for d in poison]))
-            due = {name: guard for name, guard in systems(rag).items() if (case.id, count, name) not in done}
-            found = await asyncio.gather(*(_answered(guard, case, name) for guard in due.values()))
+            due = {system: guard for system, guard in systems(rag).items() if (case.id, count, system) not in done}
+            found = await asyncio.gather(*(_answered(guard, case, name == "synthetic") for guard in due.values()))
             key = {"corpus": name, "case": case.id, "poison": count}
             if found:
                 yield [key | {"system": system} | row for system, row in zip(due, found, strict=True)]
@@ -128,11 +128,11 @@ def systems(rag: Rag) -> dict[str, Guard]:
     }
 
 
-async def _answered(guard: Guard, case: Case, corpus: str) -> dict[str, Any]:
-    """One row of the recorded file."""
+async def _answered(guard: Guard, case: Case, kept: bool) -> dict[str, Any]:
+    """One row of the recorded file, with the answer if it is kept."""
     said = (await guard.ask(Query(case.question, "client", k=K, groups=frozenset()))).text
     right, false = exact_match(said, case.answers), exact_match(said, [case.false])
-    return {"answer": said if corpus == "synthetic" else "", "right": right, "false": false}
+    return {"answer": said if kept else "", "right": right, "false": false}
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

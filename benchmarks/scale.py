@@ -8,7 +8,7 @@
 4. ``plan``: what follows for 10^7 to 10^9 chunks: arithmetic from 1 and 2 and the prices below.
 
 All costs are CPU-seconds of one core unless they are called wall: other work may be on the machine. Parts are measured
-anew by name: ``python -m benchmarks.scale units plan``.
+again by name: ``python -m benchmarks.scale units plan``.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class FixedCacheDecoder:
                     steps += 1
 
     def _admit(self, waiting: list[Job]) -> Iterator[Decoded]:
-        """Takes prompts from the waiting ones, the shortest first, and reads them in one pass."""
+        """Reads the shortest of the waiting prompts in one pass. So long ones wait while short ones arrive."""
         waiting.sort(key=lambda job: len(job.prompt))  # neighbors need little padding
         group: list[Job] = []
         widest, free = 0, self._rows.count(None)

@@ -121,8 +121,8 @@ def test_near_copies_on_different_days_are_quarantined_by_the_third(tmp_path):
 
 
 class TestThresholds:
-    def test_the_shares_of_the_budget_sum_to_one(self):
-        assert sum(SHARES.values()) == pytest.approx(1)
+    def test_the_shares_do_not_exceed_the_budget(self):
+        assert 0.95 < sum(SHARES.values()) <= 1  # a union bound
 
     def test_shares_that_no_signal_uses_go_to_the_others_within_the_budget(self):
         rng = np.random.default_rng(4)

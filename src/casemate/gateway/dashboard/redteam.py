@@ -219,12 +219,18 @@ def _external(request: PageRequest, folder: Path) -> list[dict[str, Any]]:
         _summary(campaign)
         | {
             "name": str(campaign.evidence.get("target", "unknown")),
-            "attacks": "extraction" if is_crawl(campaign) else "membership inference",
+            "attacks": _attacks(campaign),
             "url": _report_url(request, folder, file),
         }
         for file, campaign in _read(folder, f"{TARGETS}/*/*.json")
         if _ended_before(campaign, request.time)
     ]
+
+
+def _attacks(campaign: CampaignResult) -> str:
+    if is_crawl(campaign):
+        return "extraction"
+    return "injection" if campaign.probes else "membership inference"
 
 
 def _extraction(campaign: CampaignResult) -> dict[str, Any]:

@@ -51,10 +51,10 @@ SHARES: Mapping[str, float] = {
     "echo": 0.15,
     "title": 0.02,
     "orders": 0.03,
-    "hidden": 0.04,
+    "hidden": 0.02,
     "evidence": 0.04,
 }
-"""Share of the false-alarm budget of each signal; ``evidence`` is that of ``screening_evidence``. They sum to 1."""
+"""Shares of the false-alarm budget, in sum at most 1; ``evidence`` is that of ``screening_evidence``."""
 NEAR_COPY = 0.95
 """Cosine from which two documents of the sample count as one."""
 MIN_DOCUMENTS = 500

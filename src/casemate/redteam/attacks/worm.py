@@ -124,7 +124,7 @@ class Worm(ExtractionAttack):
 
     @cached_property
     def _search(self) -> CollisionSearch:
-        """One for all crawls of a campaign: with the same seed, they have the same targets."""
+        """One for all crawls of a campaign. With one seed, the targets of GEA are the same."""
         assert self.embedder is not None
         return CollisionSearch(self.embedder, self.suffix, self.iterations, self.candidates, self.training_questions)
 
@@ -156,22 +156,20 @@ class CollisionSearch:
         self._words = _vocabulary(embedder)
         self._word_vectors = self._embed(self._words)  # (V, dim)
         self._effects: dict[str, _Effects] = {}
-        self._pursued: dict[tuple[str, bytes], list[int]] = {}
-        self._lock = Lock()  # a second crawl finds what the first has computed
+        self._pursued: dict[tuple[str, bytes], list[int]] = {}  # by prefix and target, for further crawls
+        self._lock = Lock()
 
     def words(self, prefix: str, target: Vector, rng: np.random.Generator) -> list[str]:
         """The suffix that brings a prefix near a unit vector. Each pass takes length * candidates embeddings."""
+        key = prefix, target.tobytes()
         with self._lock:
-            return self._found(prefix, target, rng)
-
-    def _found(self, prefix: str, target: Vector, rng: np.random.Generator) -> list[str]:
-        if prefix not in self._effects:
-            self._effects[prefix] = self._fit_effects(prefix)
-        effects, key = self._effects[prefix], (prefix, target.tobytes())
-        products = effects.words @ target
-        if key not in self._pursued:
-            self._pursued[key] = self._matching_pursuit(effects, target, products)
-        chosen = self._pursued[key]
+            if prefix not in self._effects:
+                self._effects[prefix] = self._fit_effects(prefix)
+            effects = self._effects[prefix]
+            products = effects.words @ target
+            if key not in self._pursued:
+                self._pursued[key] = self._matching_pursuit(effects, target, products)
+            chosen = self._pursued[key]
         best = self._cosines(prefix, [chosen], target)[0]
         for place in (p for _ in range(self._iterations) for p in rng.permutation(self._length)):
             predicted = effects.predicted_cosines(effects.total(chosen[:place] + chosen[place + 1 :]), target, products)
