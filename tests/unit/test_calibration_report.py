@@ -351,13 +351,13 @@ def test_the_report_is_self_contained_and_well_formed(held):
 
 
 def test_questions_that_a_model_wrote_stand_beside_scripted_ones_as_measured():
-    path = Path(__file__).parents[2] / "benchmarks/results/real.json"
+    path = Path(__file__).parents[2] / "benchmarks/results/real_nfcorpus.json"
     measured = json.loads(path.read_text())["results"]["nfcorpus"]["withheld"]
     for name, shares in WRITTEN.items():
         for by, share in zip(("script", "model"), shares, strict=True):
             found = measured.get(f"{by}:{name}")
             assert (share and tuple(share)) == (found and tuple(round(x, 2) for x in found["withheld"])), name
-    assert ["menta", "100 % [99, 100]", "83 % [79, 86]"] in Page(render_html(calibration(), 0.01)).rows
+    assert ["menta", "100 % [99, 100]", "81 % [77, 85]"] in Page(render_html(calibration(), 0.01)).rows
 
 
 @pytest.mark.parametrize("held", [calibration(), calibration(40), NOTHING])
