@@ -87,8 +87,10 @@ def by_client(
     return list(found.values())
 
 
-def client_table(request: PageRequest, found: Sequence[ClientSummary], withheld: str = "") -> Table:
-    """The table of clients; ``withheld``: see `withheld_phrase`, or empty for a summary without boxes and counts."""
+def client_table(
+    request: PageRequest, found: Sequence[ClientSummary], withheld: str = "withheld", brief: bool = False
+) -> Table:
+    """The table of clients; ``withheld``: see `withheld_phrase`; ``brief``: a summary without boxes and counts."""
     name = Column("Client", lambda c: request.client_name(c.client).full.lower(), "client")
     requests = Column("Requests", lambda c: len(c.asked), "requests", True)
     flagged = Column("Flagged", lambda c: c.flagged, "flagged", True)
@@ -100,7 +102,7 @@ def client_table(request: PageRequest, found: Sequence[ClientSummary], withheld:
     def show(c: ClientSummary) -> dict[str, Any]:
         return {"summary": c, "client": request.client_name(c.client)}
 
-    if not withheld:
+    if brief:
         columns = (name, flagged, share, last)
         return request.table("Clients", columns, found, show, order="-flagged", name="clients", size=BRIEF)
     all_columns = ("", name, requests, flagged, share, sources, limited, last)

@@ -32,7 +32,7 @@ def overview(request: PageRequest) -> Page:
         "tiles": list(_tiles(request, asked, len(verdicts) - len(asked))),
         "requests": _requests_over_time(request, asked),
         "flagged": _flagged_table(request, by_request([v for v in asked if v.flagged])),
-        "clients": client_table(request, flagged),
+        "clients": client_table(request, flagged, brief=True),
         "latency": latency_table(request, finished),
         "latency_chart": latency_chart(request, finished),
         "states": _states(request, tenants),
