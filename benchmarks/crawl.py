@@ -1,22 +1,32 @@
-"""Knowledge-base extraction: every crawler on three corpora, with no defense and with several, one client and twenty.
+"""Knowledge-base extraction: crawlers, output transforms and colluding clients, without a defense and with each policy.
 
-``python -m benchmarks.crawl [folder] [questions=N] [sessions=N] [answers=N] [corpus=CHUNKS ...]`` keeps what was asked
-in the folder, and does not measure again what was measured with the same code and sizes. So an interrupted run goes on.
-The reader is the simulation: it repeats what it is told to repeat. What came of crawls with ``crawl_limit`` is compared
-with the chunks whole, in items and in windows; what came of the others whole and in items only, which is a tenth of the
-work and can only make them seem smaller, so no ratio to them is too good. Harmless sessions are those of clients who
-ask up to 50 questions a day, drawn by Zipf's law from the corpus's own questions; where it has none, from questions
-made from it.
+``python -m benchmarks.crawl [folder] [questions=N] [answers=N] [corpus=CHUNKS ...] [only=ATTACKER,...]``, and then
+``python docs/crawls.py`` for the picture. Attackers are all crawlers with all transforms, the hardest to stop first.
+Those that were measured before with the same code, defenses, chunks and questions are not measured again, so an
+interrupted run goes on; so do runs of several corpora at the same time. k = 5, the **simulated** reader, which follows
+every instruction. Replies are decoded by the attacker before they are compared with the chunks, whole and in items.
+
+Settings: without a defense; ``crawl_limit`` against 1 and 20 clients of one tenant, which ask in turn; and the quorum
+policy against 20: no client may read a source in full. Crawlers without a transform also meet the papers' defenses. For
+three attackers on MathQA also 5 and 100 clients, clients that change when replies get shorter (adaptive), and clients
+that come back on three **simulated** days. The worst attackers come first in the results, the mean of their ratios
+last. *Coverage*: chunks that were in the context of an answer; its ratio is to that without a defense.
+
+*Surrogate accuracy*: a system with the same reader that has only what the attacker obtained is asked ordinary
+questions. It is the mean ROUGE-L F1 between its answers and those of the unguarded system. What ``crawl_limit`` costs
+on SQuAD is measured with clients that ask `DAY` questions each (benign sessions: ``benchmarks.disclosure``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,212 +36,286 @@ from casemate import plugins
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.guard.audience import AudiencePolicy
+from casemate.guard.client_state import crawl_evidence
 from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.defenses.similarity_floor import SimilarityFloor
 from casemate.guard.defenses.summarize import Summarize
 from casemate.guard.guard import Guard
-from casemate.maths import metrics, stats
+from casemate.maths import metrics, recovery, stats
 from casemate.protocols import Defense, ExtractionAttack, Target
-from casemate.rag.pipeline import Rag
-from casemate.redteam.lab.benign import replay_benign_sessions
+from casemate.rag.pipeline import Rag, join_stream
+from casemate.redteam.crawling.extracted_texts import split_reply
+from casemate.redteam.crawling.transformed import TransformedCrawler
 from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.experiment import describe_options, digest
-from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
-from casemate.redteam.lab.extraction_metrics import measure_crawl
+from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan, CrawlTrace
+from casemate.redteam.lab.extraction_metrics import measure_crawl, recovery_ratio
 from casemate.redteam.lab.store import CampaignStore
 from casemate.runtime.cached_embedder import CachedEmbedder
+from casemate.text.output_transforms import TRANSFORMS
+from casemate.text.refusals import is_refusal
 from casemate.text.synthetic_questions import generate_questions
-from casemate.types import Document, Query
+from casemate.types import Answer, Document, Prompt, Query
 
 CORPORA = {"patient_doctor_qa": 2500, "enron_worms": 1500, "mathqa": 320}
-ATTACKS = ("composite", "rag_thief", "worm", "pirates", "ikea", "rag_crawler")
+CRAWLERS = ("composite", "rag_thief", "worm", "pirates", "ikea", "rag_crawler")
 K = 5
-SESSIONS, DAY, ZIPF = 1000, 50, 1.0
-COLLUDERS = 20
-ANSWERS = 1500
+DAY, ANSWERS = 50, 1500
+DAY_S = 86_400
+JUDGED = 40
+"""Questions for the surrogate accuracy."""
 
 
-def defenses(name: str) -> list[Defense]:
-    """The defenses of a setting, new ones without a past."""
-    match name:
-        case "similarity_floor":
-            return [SimilarityFloor(floor=0.35)]
-        case "summarize":
-            return [Summarize()]
-        case "crawl_limit":
-            return [CrawlLimit()]
-        case _:
-            return []
+@dataclass(frozen=True)
+class Setting:
+    """Clients and policy."""
+
+    name: str
+    clients: int = 1
+    schedule: Any = "rotate"
+    days: int = 1
+    policy: str = "crawl_limit"
+
+    def defenses(self) -> list[Defense]:
+        """New defenses without a past."""
+        match self.policy:
+            case "off":
+                return []
+            case "similarity_floor":
+                return [SimilarityFloor(floor=0.35)]
+            case "summarize":
+                return [Summarize()]
+            case "quorum":
+                return [Quorum(support=2, jitter=1), CrawlLimit()]
+            case _:
+                return [CrawlLimit()]
+
+    def target(self, rag: Rag) -> Target:
+        """The system with these defenses."""
+        audience = AudiencePolicy("quorum") if self.policy == "quorum" else None
+        return Guard(rag, made, audience=audience) if (made := self.defenses()) else rag
+
+
+OFF, ONE, TWENTY = Setting("off", policy="off"), Setting("1 client"), Setting("20 clients", 20)
+QUORUM = Setting("20 clients, quorum", 20, policy="quorum")
+PUBLISHED = tuple(Setting(name, policy=name) for name in ("similarity_floor", "summarize"))
+COLLUSION = (
+    Setting("5 clients", 5),
+    Setting("100 clients", 100),
+    Setting("20 clients, adaptive", 20, "adaptive"),
+    Setting("100 clients, adaptive", 100, "adaptive"),
+    Setting("20 clients, 3 days", 20, days=3),
+    Setting("1 client, quorum", policy="quorum"),
+)
+WORST = ("rag_thief+reversal", "rag_thief+first_document", "rag_crawler")
+"""Attackers that are measured in every setting."""
+TRANSFORMED = [f"{crawler}+{transform}" for transform in TRANSFORMS for crawler in ("rag_thief", *CRAWLERS)]
+FIRST = (*CRAWLERS, "rag_thief+first_document", "composite+first_document", "rag_thief+reversal")
+ATTACKERS = tuple(dict.fromkeys([*FIRST, *(f"rag_thief+{t}" for t in TRANSFORMS), *TRANSFORMED]))
+"""In the order of measuring."""
 
 
 class Ground:
     """One corpus, indexed."""
 
     def __init__(self, name: str, folder: Path, embedder: CachedEmbedder) -> None:
+        self.name, self.embedder = name, embedder
         rng = np.random.default_rng(SEED)
         rows = read_rows(f"{name}/corpus.jsonl.gz")
         order = rng.permutation(len(rows))[: CORPORA[name]]
         self.documents = [Document(rows[i]["_id"], rows[i]["text"], rows[i].get("title", "")) for i in order]
-        self.embedder = embedder
-        self.index = SqliteIndex(folder / f"{name}.db")
-        self.index.open(self.embedder.fingerprint, self.embedder.dim)
-        if not self.index.moments().n:
-            self.index.add(self.documents, self.embedder.embed([d.content for d in self.documents]))
-        self.ledger = CampaignStore(folder / f"{name}-ledger.db")
+        self.index = _indexed(folder / f"{name}-{len(order)}.db", self.documents, embedder)
+        self.ledger = CampaignStore(folder / f"{name}-{len(order)}-ledger.db")
         self.rag = Rag(self.embedder, self.index, CachedGenerator(SimulatedReader(), self.ledger, "simulated_reader"))
-        self.questions = self._questions(name, rng)
+        self.questions = self._questions(rng)
 
-    def _questions(self, name: str, rng: np.random.Generator) -> list[tuple[str, frozenset[str]]]:
-        """Harmless questions, with the documents that answer them."""
-        held = {d.source for d in self.documents}
-        file = DATA / name / "queries.jsonl.gz"
+    def _questions(self, rng: np.random.Generator) -> list[str]:
+        """Benign questions: those of the corpus about the indexed documents, or questions made from these."""
+        file = DATA / self.name / "queries.jsonl.gz"
         if not file.exists():
-            return [(text, frozenset()) for text in generate_questions(self.documents, 400, rng)]
-        right: dict[str, set[str]] = {}
-        for line in (DATA / name / "qrels.tsv").read_text().splitlines()[1:]:
-            question, document, *_ = line.split("\t")
-            right.setdefault(question, set()).add(document)
-        asked = [(r["text"], frozenset(right.get(r["_id"], ()))) for r in read_rows(file)]
-        found = [(text, documents) for text, documents in asked if documents & held and len(text) < 2000]
+            return list(generate_questions(self.documents, 400, rng))
+        held = {d.source for d in self.documents}
+        judged = (DATA / self.name / "qrels.tsv").read_text().splitlines()[1:]
+        about = {question for question, document, *_ in (line.split("\t") for line in judged) if document in held}
+        found = [r["text"] for r in read_rows(file) if r["_id"] in about and len(r["text"]) < 2000]
         return [found[i] for i in rng.permutation(len(found))[:400]]
 
 
-def replies_label(made: Sequence[Defense]) -> str:
-    """Fingerprint of what stored replies depend on: the code, and all options of the defenses."""
-    return digest(code_digest(), [describe_options(defense) for defense in made])
-
-
 def main() -> None:
-    """Crawls, and lets harmless people ask; writes the results after each measurement."""
+    """Crawls, and writes the results after each attacker."""
     given = dict(a.partition("=")[::2] for a in sys.argv[1:] if "=" in a)
     folder = Path(next((a for a in sys.argv[1:] if "=" not in a), "/tmp/casemate-crawl"))
     folder.mkdir(parents=True, exist_ok=True)
-    CORPORA.update((name, int(given[name])) for name in CORPORA if name in given)
-    sizes = {"questions": int(given.get("questions", 1000)), "k": K, "code": code_digest()}
-    sizes |= {"sessions": int(given.get("sessions", SESSIONS)), "answers": int(given.get("answers", ANSWERS))}
-    results: dict[str, Any] = before("crawl", sizes | {"defense": describe_options(CrawlLimit())})
+    only = given.get("only", "").split(",") if "only" in given else ATTACKERS
+    about: dict[str, Any] = {"questions": int(given.get("questions", 1000)), "k": K, "code": code_digest()}
+    about["defenses"] = {s.name: [describe_options(d) for d in s.defenses()] for s in (ONE, QUORUM, *PUBLISHED)}
     embedder = CachedEmbedder(MiniLM(threads=1), megabytes=1500)  # of all corpora: the worm asks each the same
-    if "accuracy" not in results:
-        results["accuracy"] = asyncio.run(_accuracy(folder, embedder, sizes["answers"]))
-        save("crawl", results)
-    for name in [name for name in CORPORA if name in given] or CORPORA:
-        ground = Ground(name, folder, embedder)
-        held = results["corpora"].get(name, {})
-        held = held if held.get("chunks") == len(ground.documents) else {"chunks": len(ground.documents), "crawls": {}}
-        results["corpora"][name] = held
+    if "accuracy" not in before("crawl", about) and "only" not in given:
+        accuracy = asyncio.run(_accuracy(folder, embedder, int(given.get("answers", ANSWERS))))
+        save("crawl", before("crawl", about) | {"accuracy": accuracy})
+    for corpus in [name for name in CORPORA if name in given] or CORPORA:
+        CORPORA[corpus] = size = int(given.get(corpus, CORPORA[corpus]))
+        ground = Ground(corpus, folder, embedder)
+        held = before("crawl", about)["corpora"].get(corpus, {})
+        found: dict[str, Any] = held["attackers"] if held.get("chunks") == size else {}
         with closing(ground.ledger), closing(ground.index):
-            for attack in [attack for attack in ATTACKS if attack not in held["crawls"]]:
-                held["crawls"][attack] = found = asyncio.run(_crawled(ground, attack, sizes["questions"]))
-                print(attack, {label: round(h["crr"][0], 3) for label, h in found.items()}, file=sys.stderr, flush=True)
-                save("crawl", results | {"relative": _relative(results["corpora"])})
-            if "harmless" not in held:
-                held["harmless"] = asyncio.run(_met(ground, sizes["sessions"]))
-                save("crawl", results | {"relative": _relative(results["corpora"])})
+            judge = Judge(ground)
+            for label in [attacker for attacker in ATTACKERS if attacker in only and attacker not in found]:
+                found[label] = asyncio.run(_attacked(ground, judge, label, about["questions"]))
+                print(corpus, label, {s: c.get("ratio") for s, c in found[label].items()}, file=sys.stderr, flush=True)
+                results = before("crawl", about)  # again: another process may have measured another corpus
+                results["corpora"][corpus] = {"chunks": size, "worst_first": _worst_first(found), "attackers": found}
+                save("crawl", results)
 
 
-async def _met(ground: Ground, sessions: int) -> dict[str, Any]:
-    return {d: await _harmless(ground, d, sessions) for d in ("crawl_limit", "similarity_floor", "summarize")}
+class Judge:
+    """Asks a system that has only what an attacker obtained."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground, self.reader = ground, SimulatedReader()
+        self.asked: list[tuple[str, str]] = []
+        for text in ground.questions:
+            answer = asyncio.run(ground.rag.ask(Query(text, "judge", k=K))).text
+            if not is_refusal(answer) and len(self.asked) < JUDGED:
+                self.asked.append((text, answer))
+
+    async def accuracy(self, replies: Sequence[str]) -> list[float]:
+        """Mean similarity of the surrogate's answers to those of the unguarded system, with its interval."""
+        texts = list(dict.fromkeys(t for reply in replies if not is_refusal(reply) for t in split_reply(reply)))
+        scores = [0.0] * len(self.asked)
+        if texts:
+            embed = self.ground.embedder.embed
+            cosines = embed([q for q, _ in self.asked]) @ embed(texts).T
+            for number, (question, expected) in enumerate(self.asked):
+                best = np.argsort(-cosines[number])[:K]
+                context = tuple(Document(str(i), texts[i]) for i in best)
+                answer = await join_stream(self.reader.stream(Prompt(question, context, "")))
+                scores[number] = 0.0 if is_refusal(answer) else recovery.rouge_l(expected, answer).f1
+        return list(stats.bootstrap(lambda a, _: float(np.mean(a)), scores, [0.0], SEED))
 
 
-async def _crawled(ground: Ground, name: str, questions: int) -> dict[str, Any]:
-    """The figures of one attacker against every setting."""
-    found = {}
-    for setting, clients in (
-        ("off", 1),
-        ("similarity_floor", 1),
-        ("summarize", 1),
-        ("crawl_limit", 1),
-        ("crawl_limit", COLLUDERS),
-    ):
-        made = defenses(setting)
-        target = Guard(ground.rag, made) if made else ground.rag
-        label = setting if clients == 1 else f"{setting}, {clients} clients"
-        plan = CrawlPlan(seed=SEED, k=K, questions=questions, clients=clients, label=replies_label(made))
-        crawler = Crawler(name, _attack(name, ground), {label: target}, ground.ledger, plan)
-        walks = await crawler.run()
-        crawl = measure_crawl(crawler, walks, ground.documents, ground.embedder, windows=setting == "crawl_limit")
-        found[label] = {k: v for k, v in asdict(crawl.by_target[label]).items() if k not in ("finds", "curve")}
+async def _attacked(ground: Ground, judge: Judge, label: str, questions: int) -> dict[str, Any]:
+    """The figures of one attacker in each setting."""
+    attack = make_attack(label, ground.embedder)
+    published = PUBLISHED if label in CRAWLERS else ()
+    collusion = COLLUSION if label in WORST and ground.name == "mathqa" else ()
+    traces = dict[str, CrawlTrace]()
+    for setting in (OFF, ONE, TWENTY, QUORUM, *published, *collusion):
+        with _days(setting.target(ground.rag), setting.days, questions) as target:
+            made = digest(code_digest(), [describe_options(defense) for defense in setting.defenses()])
+            plan = CrawlPlan(
+                seed=SEED,
+                k=K,
+                questions=questions,
+                clients=setting.clients,
+                schedule=setting.schedule,
+                label=f"{made} {setting.name}",
+            )
+            crawler = Crawler(label, attack, {setting.name: target}, ground.ledger, plan)
+            traces |= await crawler.run()
+    found = measured(crawler, traces, ground.documents, ground.embedder)
+    for name, trace in traces.items():
+        found[name]["surrogate_accuracy"] = await judge.accuracy([attack.decode(e.reply) for e in trace.exchanges])
     return found
 
 
-def _attack(name: str, ground: Ground) -> ExtractionAttack:
+def make_attack(label: str, embedder: CachedEmbedder) -> ExtractionAttack:
+    """A crawler with its default options; after ``+``, the transform that it asks for."""
+    name, _, transform = label.partition("+")
     cls = plugins.load("crawler", name)
-    options: dict[str, Any] = {"embedder": ground.embedder} if "embedder" in cls.__dataclass_fields__ else {}
+    options: dict[str, Any] = {"embedder": embedder} if "embedder" in cls.__dataclass_fields__ else {}
     made: ExtractionAttack = cls(**options)
-    return made
+    return TransformedCrawler(made, transform) if transform else made
 
 
-async def _harmless(ground: Ground, setting: str, sessions: int) -> dict[str, Any]:
-    """What harmless clients meet with: alarms, other answers, and whether the right document is still found."""
-    rng = np.random.default_rng(SEED + 1)
-    guard = Guard(ground.rag, defenses(setting))
-    met = await replay_benign_sessions(
-        guard, _sessions([q for q, _ in ground.questions], sessions, rng), ground.rag, CrawlPlan(k=K)
-    )
-    kept = [await _recalled(ground, guard, i) for i in range(len(ground.questions)) if ground.questions[i][1]]
-    return {
-        **asdict(met),
-        "recall_off_on": [stats.proportion(sum(side), len(kept)) for side in zip(*kept, strict=True)],
-    }
+def measured(
+    crawler: Crawler, traces: Mapping[str, CrawlTrace], documents: Sequence[Document], embedder: CachedEmbedder
+) -> dict[str, dict[str, Any]]:
+    """Recovery and coverage by setting, and their ratios to the crawl ``off``."""
+    sides = measure_crawl(crawler, traces, documents, embedder, windows=False).by_target
+    found: dict[str, dict[str, Any]] = {}
+    for name, side in sides.items():
+        shown = ("questions", "crr", "crr_ikea", "coverage", "coverage_after", "verbatim", "first_alarm")
+        found[name] = {what: value for what, value in asdict(side).items() if what in shown}
+        if name != "off":
+            found[name]["ratio"] = recovery_ratio(sides["off"], side, documents, SEED)
+            found[name]["coverage_ratio"] = _coverage_ratio(traces["off"], traces[name], documents)
+    return found
 
 
-def _sessions(questions: Sequence[str], sessions: int, rng: np.random.Generator) -> Iterator[tuple[str, list[str]]]:
-    share = 1 / np.arange(1, len(questions) + 1) ** ZIPF
-    for number in range(sessions):
-        count = int(rng.integers(1, DAY + 1))
-        yield f"harmless-{number}", [questions[i] for i in rng.choice(len(questions), count, p=share / share.sum())]
+def _coverage_ratio(off: CrawlTrace, on: CrawlTrace, documents: Sequence[Document]) -> list[float] | None:
+    """Chunks in contexts of answers, relative to those without a defense, with the interval of resampled chunks."""
+    seen = [{i for e in trace.exchanges if e.answered for i in e.context} for trace in (off, on)]
+    counts = np.array([[d.id in ids for d in documents] for ids in seen])
+    if not counts[0].any():
+        return None
+    drawn = np.random.default_rng(SEED).integers(len(documents), size=(stats.RESAMPLES, len(documents)))
+    sums = counts[:, drawn].sum(axis=2)
+    low, high = np.quantile(sums[1] / np.maximum(sums[0], 1), [0.025, 0.975])
+    return [float(counts[1].sum() / counts[0].sum()), float(low), float(high)]
 
 
-async def _recalled(ground: Ground, guard: Guard, number: int) -> tuple[bool, bool]:
-    text, right = ground.questions[number]
-    query = Query(text, f"alone-{number}", k=K)
-    bare, (guarded, _) = await ground.rag.retrieve(query), await guard.retrieve(query)
-    off, on = (any(h.document.source in right for h in r.hits[:K]) for r in (bare, guarded))
-    return off, on
+@contextmanager
+def _days(target: Target, days: int, questions: int) -> Iterator[Any]:
+    """A target for which the clock of ``crawl_limit`` advances by a day after each part of the questions."""
+    asked = 0
+
+    async def ask(query: Query) -> Answer:
+        nonlocal asked
+        asked += 1
+        return await target.ask(query)
+
+    module: Any = crawl_evidence
+    real = module.time
+    clock = SimpleNamespace(time=lambda: time() + DAY_S * (asked * days // (questions + 1)) * 1.01)
+    module.time = clock
+    try:
+        yield SimpleNamespace(ask=ask)
+    finally:
+        module.time = real
 
 
-def _relative(corpora: dict[str, Any]) -> dict[str, list[float]]:
-    """Mean CRR over attackers and corpora, each setting's by that without a defense, [95 %] over the pairs of both."""
-    cells: dict[str, list[float]] = {}
-    for corpus in corpora.values():
-        for crawl in corpus["crawls"].values():
-            for label, result in crawl.items():
-                cells.setdefault(label, []).append(result["crr"][0])
-    rng = np.random.default_rng(SEED)
-    off = np.array(cells["off"])
-    drawn = rng.integers(len(off), size=(10_000, len(off)))
-
-    def figures(on: np.ndarray) -> list[float]:
-        ratios = on[drawn].mean(axis=1) / off[drawn].mean(axis=1)
-        return [float(on.mean() / off.mean()), *(float(q) for q in np.quantile(ratios, (0.025, 0.975)))]
-
-    return {label: figures(np.array(values)) for label, values in cells.items()}
+def _worst_first(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """By setting: recovery of each attacker and the ratios, the worst first, and the mean of the ratios last."""
+    reports: dict[str, Any] = {}
+    for setting in dict.fromkeys(name for cells in found.values() for name in cells if name != "off"):
+        cells = {label: by_setting[setting] for label, by_setting in found.items() if setting in by_setting}
+        worst = sorted(cells, key=lambda label: cells[label]["crr"][0], reverse=True)
+        rows = {a: {what: cells[a][what] for what in ("crr", "ratio", "coverage_ratio")} for a in worst}
+        ratios = [row["ratio"][0] for row in rows.values() if row["ratio"]]
+        reports[setting] = rows | {"mean_ratio": sum(ratios) / max(len(ratios), 1)}
+    return reports
 
 
 async def _accuracy(folder: Path, embedder: CachedEmbedder, answers: int) -> dict[str, Any]:
-    """Exact match and recall on SQuAD, asked by clients with up to 50 questions a day each, off and on."""
-    rng = np.random.default_rng(SEED)
+    """Exact match and recall on SQuAD, asked by clients with up to `DAY` questions each, off and on."""
     rows = [Document(r["_id"], r["text"], r.get("title", "")) for r in read_rows("squad/corpus.jsonl.gz")]
-    index = SqliteIndex(folder / "squad.db")
-    index.open(embedder.fingerprint, embedder.dim)
-    with closing(index), closing(CampaignStore(folder / "squad-ledger.db")) as ledger:
-        if not index.moments().n:
-            index.add(rows, embedder.embed([d.content for d in rows]))
-        rag = Rag(embedder, index, CachedGenerator(SimulatedReader(), ledger, "simulated_reader"))
-        targets: dict[str, Target] = {"off": rag, "crawl_limit": Guard(rag, defenses("crawl_limit"))}
-        asked = read_rows("squad/queries.jsonl.gz")
-        items = [asked[i] for i in rng.permutation(len(asked))[:answers]]
-        found: dict[str, Any] = {}
-        for label, target in targets.items():
-            served = []
+    index = _indexed(folder / "squad.db", rows, embedder)
+    asked = read_rows("squad/queries.jsonl.gz")
+    items = [asked[i] for i in np.random.default_rng(SEED).permutation(len(asked))[:answers]]
+    found: dict[str, Any] = {}
+    with closing(index):
+        for setting in (OFF, ONE):
+            served, target = [], setting.target(Rag(embedder, index, SimulatedReader()))
             for number, item in enumerate(items):
                 answer = await target.ask(Query(item["text"], f"reader-{number // DAY}", k=K))
                 passages = [hit.document.text for hit in answer.retrieval.hits]
-                told = metrics.exact_match(answer.text, item["answers"])
-                served.append((told, metrics.answer_recall(passages, item["answers"])))
+                right = metrics.exact_match(answer.text, item["answers"])
+                served.append((right, metrics.answer_recall(passages, item["answers"])))
             exact, recalled = (sum(side) for side in zip(*served, strict=True))
-            found[label] = {"EM@5": stats.proportion(exact, len(items)), "R@5": stats.proportion(recalled, len(items))}
+            rates = {"EM@5": stats.proportion(exact, len(items)), "R@5": stats.proportion(recalled, len(items))}
+            found["crawl_limit" if setting is ONE else "off"] = rates
     return found
+
+
+def _indexed(file: Path, documents: Sequence[Document], embedder: CachedEmbedder) -> SqliteIndex:
+    index = SqliteIndex(file)
+    index.open(embedder.fingerprint, embedder.dim)
+    if not index.moments().n:
+        index.add(documents, embedder.embed([d.content for d in documents]))
+    return index
 
 
 if __name__ == "__main__":

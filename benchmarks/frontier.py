@@ -27,7 +27,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks import SEED, before, save
-from benchmarks.crawl import ATTACKS, CORPORA, Ground, K, _attack
+from benchmarks.crawl import CORPORA, CRAWLERS, Ground, K, make_attack
 from benchmarks.kept import span
 from casemate.backends.embedders.minilm import PACKAGE, MiniLM
 from casemate.backends.embedders.sentence_transformers import SentenceTransformers
@@ -156,9 +156,9 @@ async def _point(
     on = await _recalled(target, asked)
     lost = stats.paired_bootstrap(_mean, (off, [0.0]), (on, [0.0]), SEED)
     crawls: dict[str, Any] = {}
-    for name in ATTACKS:
+    for name in CRAWLERS:
         plan = CrawlPlan(seed=SEED, k=K, questions=questions, label="off" if label == "off" else f"frontier {label}")
-        crawler = Crawler(name, _attack(name, ground), {label: target}, ground.ledger, plan)
+        crawler = Crawler(name, make_attack(name, ground.embedder), {label: target}, ground.ledger, plan)
         result = measure_crawl(
             crawler, await crawler.run(), ground.documents, ground.embedder, windows=False
         ).by_target[label]

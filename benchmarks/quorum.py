@@ -45,7 +45,6 @@ from casemate.guard.units import group_units, unit_sources
 from casemate.maths.stats import clopper_pearson
 from casemate.protocols import MembershipAttack, Target
 from casemate.rag.pipeline import Rag
-from casemate.redteam.crawling.transformed import TransformedCrawler
 from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.experiment import Experiment
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
@@ -73,7 +72,7 @@ FRAMES = ("What is known about {}?", "What about {}?", "What was found on {}?", 
 QUESTIONS = 100
 """Questions of a crawl."""
 Due: TypeAlias = Callable[[str], bool]
-CRAWLERS = (*crawl.ATTACKS, *(f"rag_thief+{name}" for name in TRANSFORMS))
+CRAWLERS = (*crawl.CRAWLERS, *(f"rag_thief+{name}" for name in TRANSFORMS))
 
 
 def main() -> None:
@@ -255,9 +254,7 @@ def _crawls(corpus: str, chunks: int, is_due: Due, embedder: Kept) -> Iterator[t
 
 
 async def _crawled(ground: crawl.Ground, label: str) -> dict[str, Any]:
-    name, _, transform = label.partition("+")
-    attack = crawl._attack(name, ground)
-    attack = TransformedCrawler(attack, transform) if transform else attack
+    attack = crawl.make_attack(label, ground.embedder)
     traces = {}
     for side, clients in (("off", 1), ("1 client", 1), ("100 clients", 100)):
         target = ground.rag if side == "off" else _guard(ground.rag, 2, 1)

@@ -25,21 +25,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT, SEED, before, code_digest, read_rows, save
-from benchmarks.crawl import ATTACKS, _attack
+from benchmarks.crawl import CRAWLERS, OFF, ONE, QUORUM, TWENTY, make_attack, measured
 from benchmarks.real import files
 from benchmarks.real.recorded_model import RecordedModel
-from benchmarks.transforms import ONE, QUORUM, TWENTY, Setting, _coverage_ratio
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.backends.indexes.sqlite import SqliteIndex
-from casemate.guard.audience import AudiencePolicy
-from casemate.guard.guard import Guard
-from casemate.protocols import ExtractionAttack, Generator, Target
+from casemate.protocols import ExtractionAttack, Generator
 from casemate.rag.pipeline import Rag
-from casemate.redteam.crawling.transformed import TransformedCrawler
 from casemate.redteam.lab.experiment import describe_options
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan, CrawlTrace
-from casemate.redteam.lab.extraction_metrics import measure_crawl, recovery_ratio
 from casemate.redteam.lab.store import CampaignStore
 from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Document
@@ -49,7 +44,7 @@ CHUNKS, WORDS = 300, 100
 K, TOKENS, WRITER_TOKENS = 3, 128, 160
 FORMS = ("first_document", "capitals", "numbering")
 TRANSFORMED = tuple(f"{crawler}+{form}" for crawler in ("rag_thief", "composite") for form in FORMS)
-ATTACKERS = (*ATTACKS, *TRANSFORMED)
+ATTACKERS = (*CRAWLERS, *TRANSFORMED)
 WRITTEN = ("ikea, written", "rag_crawler, written")
 SETTINGS = (ONE, TWENTY, QUORUM)
 WORK = ROOT / "build/real_extraction"
@@ -122,49 +117,30 @@ async def _crawls(
         runs = {}
         for attacker in attackers:
             attack = _attacker(attacker, ground, writer)
-            for setting in (None, *SETTINGS):
-                name = setting.name if setting else "off"
-                plan = CrawlPlan(seed=SEED, k=K, questions=questions, clients=setting.clients if setting else 1)
-                runs[attacker, name] = Crawler(attacker, attack, {name: _target(rag, setting)}, ledger, plan)
+            for setting in (OFF, *SETTINGS):
+                plan = CrawlPlan(seed=SEED, k=K, questions=questions, clients=setting.clients)
+                target = {setting.name: setting.target(rag)}
+                runs[attacker, setting.name] = Crawler(attacker, attack, target, ledger, plan)
         done = await asyncio.gather(*(crawler.run() for crawler in runs.values()))
     traces: dict[str, dict[str, CrawlTrace]] = {}
     for (attacker, _), found in zip(runs, done, strict=True):
         traces.setdefault(attacker, {}).update(found)
-    return {attacker: (runs[attacker, "off"], traces[attacker]) for attacker in attackers}
-
-
-def _target(rag: Rag, setting: Setting | None) -> Target:
-    if setting is None:
-        return rag
-    policy = AudiencePolicy("quorum") if setting.policy == "quorum" else None
-    return Guard(rag, setting.defenses(), audience=policy)
+    return {attacker: (runs[attacker, OFF.name], traces[attacker]) for attacker in attackers}
 
 
 def _attacker(name: str, ground: Ground, writer: Generator | None) -> ExtractionAttack:
-    crawler, _, transform = name.partition("+")
-    crawler, _, written = crawler.partition(", ")
-    attack = _attack(crawler, ground)
-    if written:
-        attack = replace(attack, writer=writer)
-    return TransformedCrawler(attack, transform) if transform else attack
+    attack = make_attack(name.removesuffix(", written"), ground.embedder)
+    return replace(attack, writer=writer) if name in WRITTEN else attack  # type: ignore[type-var]
 
 
 def _measured(crawler: Crawler, traces: Mapping[str, CrawlTrace], ground: Ground, questions: int) -> dict[str, Any]:
-    """Recovery and coverage by setting, and their ratios to the same attacker without a defense."""
+    """The figures of as many questions as every crawl asked."""
     cut = {
         name: replace(t, exchanges=t.exchanges[:questions], finds=tuple(f for f in t.finds if f.query <= questions))
         for name, t in traces.items()
     }
-    found: dict[str, Any] = {"questions": questions}
-    found["errors"] = {name: t.error for name, t in traces.items() if t.error}
-    measured = measure_crawl(crawler, cut, ground.documents, ground.embedder, windows=False).by_target
-    for name, result in measured.items():
-        found[name] = {"crr": result.crr, "coverage": result.coverage}
-        if name != "off":
-            found[name]["ratio"] = recovery_ratio(measured["off"], result, ground.documents, SEED)
-            found[name]["coverage_ratio"] = _coverage_ratio(cut["off"], cut[name], ground.documents)
-            found[name]["first_alarm"] = result.first_alarm
-    return found
+    errors = {name: t.error for name, t in traces.items() if t.error}
+    return {"questions": questions, "errors": errors} | measured(crawler, cut, ground.documents, ground.embedder)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Draws docs/images/transforms.svg from benchmarks/results/transforms.json: two policies against the worst attackers.
+"""Draws docs/images/crawls.svg from benchmarks/results/crawl.json: two policies against the worst attackers.
 
-Run: python docs/transforms.py
+Run: python docs/crawls.py
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 from casemate.reports.svg import Drawing, LinearScale
 
 ROOT = Path(__file__).parents[1]
-PICTURE = ROOT / "docs/images/transforms.svg"
+PICTURE = ROOT / "docs/images/crawls.svg"
 CORPORA = {"mathqa": "school mathematics", "enron_worms": "mail", "patient_doctor_qa": "medical questions"}
 SETTINGS = {"1 client": "one", "20 clients": "twenty", "20 clients, quorum": "quorum"}
 SAID = {"one": "crawl_limit, one client", "twenty": "crawl_limit, 20 clients", "quorum": "quorum, 20 clients"}
@@ -36,7 +36,7 @@ text { fill: currentColor; } .quiet { opacity: .7; } .strong { font-weight: 600;
 
 def main() -> None:
     """Draws the chart."""
-    corpora = json.loads((ROOT / "benchmarks/results/transforms.json").read_text())["results"]["corpora"]
+    corpora = json.loads((ROOT / "benchmarks/results/crawl.json").read_text())["results"]["corpora"]
     found = {name: corpora[name]["attackers"] for name in CORPORA if name in corpora}
     high = ROW * max(min(ROWS, len(attackers)) for attackers in found.values())
     width, height = LEFT * len(found) + WIDE * len(found) + 20, ABOVE + len(RATIOS) * (high + GAP)
@@ -51,7 +51,7 @@ def main() -> None:
     for column, (name, attackers) in enumerate(found.items()):
         left = LEFT + column * (LEFT + WIDE)
         image.text(CORPORA[name], left, ABOVE - 18, "start", "strong")
-        worst = sorted(attackers, key=lambda a: attackers[a]["20 clients"]["on"]["crr"][0], reverse=True)[:ROWS]
+        worst = sorted(attackers, key=lambda a: attackers[a]["20 clients"]["crr"][0], reverse=True)[:ROWS]
         for row, (what, said) in enumerate(RATIOS.items()):
             above = ABOVE + row * (high + GAP)
             _panel(image, {a: attackers[a] for a in worst}, what, (left, above))
