@@ -496,7 +496,8 @@ HOSTILE_TEXTS = st.one_of(
     st.text("aAbBsSeE 01.,'’-_*|`#>\n!?:%ΣςσİıK—", max_size=60),
     st.lists(
         st.sampled_from(
-            "The no New York bri*dge* Bridges opened 1,932 2.5% B12 it's ΟΔΟΣ İs Who | > in_May May.".split()
+            "The no New York bri*dge* Bridges opened 1,932 2.5% B12 it's ΟΔΟΣ İs Who | > in_May May. [bri](a.b)dge <br>"
+            " [New](x) [York http://a.b/bridge </b>opened".split()
         ),
         max_size=20,
     ).map(" ".join),
@@ -518,6 +519,18 @@ def test_statements_and_certificates_are_those_of_the_definitions(text, asked, m
     release = Release.of(units, Thresholds(m, jitter, "secret"))
     found = release.certificate(())
     assert (found["added"], found["altered"]) == naive_certificate(release)
+
+
+def test_parts_of_addresses_and_tags_are_no_statements():
+    text = (
+        "The bridge opened in [May](https://a.example/city/harbor-news). <span class='big'>The toll</span> of the "
+        "bridge is 3 euros, see http://a.example/toll-office?page=12."
+    )
+    question = AskedQuestion.of("When did the bridge open, and what is its toll?")
+    said = statements(question, read_text(text), 40)
+    found = {item.lemma for item in said if isinstance(item, Word)}
+    assert {"may", "3"} <= found
+    assert found.isdisjoint({"http", "https", "harbor-new", "a.example", "toll-office", "12", "span", "class", "big"})
 
 
 def test_a_unit_that_might_contain_the_questions_words_is_read(monkeypatch):

@@ -33,6 +33,13 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
+def test_parts_of_addresses_and_tags_are_not_asked_about():
+    text = "Ask for [the blue form](https://a.example/travel-desk/forms/list.html) before<br>any trip to <b>Turku</b>."
+    asked = " ".join(generate_questions([Document("form", text)], 200, rng())).lower()
+    assert "turku" in asked
+    assert not [word for word in ("http", "travel-desk", "list.html", " br ", " b ") if word in asked]
+
+
 def test_kinds_have_equal_shares():
     made = generate_questions([BRIDGE, MARKET], 500, rng())
     assert len(made) == 500

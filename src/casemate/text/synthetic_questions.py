@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from casemate.text.markup import without_links
 from casemate.text.sentences import sentences
 from casemate.text.tokens import STOP_WORDS, words
 from casemate.types import Document
@@ -69,7 +70,7 @@ class _QuestionGenerator:
 
     def __init__(self, document: Document, rng: np.random.Generator) -> None:
         self.rng, self.title = rng, document.title
-        whole = [s for s in sentences(document.text) if 6 <= len(s.split()) <= 40]
+        whole = [s for s in sentences(without_links(document.text)) if 6 <= len(s.split()) <= 40]
         self.sentence = str(rng.choice(whole)) if whole else document.content[:200]
 
     def generate(self, kind: str) -> str:

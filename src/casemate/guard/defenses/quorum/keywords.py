@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
 from casemate.text.answering import TYPES, Question
+from casemate.text.markup import without_links
 from casemate.text.sentences import sentences
 from casemate.text.tokens import LETTERS, STOP_WORDS, UNSPACED, FunctionCache, stem
 from casemate.types import Document
@@ -160,7 +161,7 @@ class AskedQuestion:
 
         A stem is the beginning of its word in lower case. Case folding maps all lower-case forms of a letter to one.
         """
-        folded = _MARKS.sub("", text).casefold()
+        folded = _MARKS.sub("", without_links(text)).casefold()
         return frozenset([name for name in self.stems if name.casefold() in folded])
 
     def has_names(self, stems: frozenset[str]) -> bool:
@@ -208,7 +209,11 @@ def lemma(word: str) -> str:
 
 @lru_cache(maxsize=CACHED_TEXTS)
 def read_text(text: str, questions: bool = False) -> tuple[Sentence, ...]:
-    """Splits a text into sentences of content words; without questions, unless ``questions``. Cached."""
+    """Splits a text, without links and markup, into sentences of content words.
+
+    Sentences that are questions are left out, unless ``questions``. Cached.
+    """
+    text = without_links(text)
     marked = _MARKS.search(text) is not None
     bare = (MARKUP.sub("", s) if marked or not s[0].isalnum() else s for s in sentences(text))
     plain = (" ".join(s.split()) for s in bare)
