@@ -1167,7 +1167,7 @@ class TestExploring:
 
     def test_topics_are_labeled_with_words_of_several_sources(self):
         texts = [f"asthma inhaler {name}" for name in ("ada", "bob", "cem")]
-        texts += [f"diabetes insulin note{i}" for i in range(3)]
+        texts += [f"<span>diabetes</span> [insulin](https://a.example/dose) note{i}" for i in range(3)]
         chunks = [Document(str(i), text, source=str(i)) for i, text in enumerate(texts)]
         labels = np.array([0, 0, 0, 1, 1, 1])
         assert topic_name(chunks, labels, 0) == "asthma, inhaler"

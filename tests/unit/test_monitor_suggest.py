@@ -343,6 +343,16 @@ class TestDrafts:
         asked = " ".join(fields[name] for fields in made for name in ("query", "baseline_query") if name in fields)
         assert "Priya Natarajan" in asked and "priya" not in asked
 
+    @pytest.mark.parametrize("kind", [drafts.SENTINEL, drafts.FACT, drafts.TRIGGER])
+    def test_parts_of_addresses_and_tags_are_not_asked_about(self, kind):
+        text = (
+            "The [old ferry](https://a.example/quayside-forms/zander.html) is repaired before spring<br>by the harbor. "
+            "<span class='xylograph'>Priya Natarajan</span> leads the harbor office of the lower town since 1998."
+        )
+        made = [d.fields for d in self.drafter().about(kind, Document("d", text), 0)]
+        assert made and "harbor" in str(made)
+        assert not [word for word in ("quayside", "zander", "xylograph", "span") if word in str(made)]
+
     def test_answer_spans_are_the_only_ones_of_their_kind(self):
         sentence = "In 1901 the mayor Elvin sold 40 barrels and 12 carts to Corbury."
         assert drafts._answer_spans(sentence) == ["1901"]

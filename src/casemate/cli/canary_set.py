@@ -54,7 +54,7 @@ def suggest_command(
     as_json: Json = False,
 ) -> None:
     """Draft a set from your documents, keep the canaries that your system passes, and show what is not covered."""
-    with open_app(config) as app, say.status("drafting and testing canaries"):
+    with open_app(config) as app, say.status("drafting and testing canaries"), counted_errors():
         file, section = output or canary_file(app), app.config.monitor
         if file.exists() and not force:
             raise ConfigError(f"{file} exists; name another file, or overwrite it with --force")

@@ -29,6 +29,7 @@ from casemate.reindexing.space import chunk_key
 from casemate.reports.format import plural
 from casemate.reports.svg import Drawing, share_bar, topic_map
 from casemate.system import App
+from casemate.text.markup import without_links
 from casemate.text.tokens import STOP_WORDS, stem, words
 from casemate.types import Document, Float64, Vector
 
@@ -111,7 +112,9 @@ def topic_name(documents: Sequence[Document], labels: Labels, topic: int) -> str
     sources: defaultdict[str, set[str]] = defaultdict(set)
     inside, outside, size = Counter[str](), Counter[str](), 0
     for document, label in zip(documents, labels, strict=True):
-        found = {w for w in words(document.content) if len(w) > 2 and w.isalpha() and w not in STOP_WORDS}
+        found = {
+            w for w in words(without_links(document.content)) if len(w) > 2 and w.isalpha() and w not in STOP_WORDS
+        }
         (inside if label == topic else outside).update(found)
         if label == topic:
             size += 1

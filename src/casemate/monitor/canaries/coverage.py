@@ -15,6 +15,7 @@ from casemate.errors import DataError, MissingExtra
 from casemate.maths.clustering import MIN_CHUNKS, NOISE, Labels, TopicSettings, assign_topics, find_topics
 from casemate.maths.stats import Estimate, proportion
 from casemate.protocols import Embedder, Index
+from casemate.text.markup import without_links
 from casemate.text.tokens import STOP_WORDS, ReferenceCorpus, stem, words
 from casemate.types import DEFAULT_TENANT, Document, Float64, Vector
 
@@ -154,7 +155,9 @@ def _cluster(E: Vector, seed: int) -> tuple[Labels, Vector, str]:
 
 def _region_names(documents: Sequence[Document], labels: Labels) -> list[str]:
     """Words that distinguish each region: frequent in it and rare elsewhere."""
-    bags = [{stem(w): w for w in words(d.content) if w not in STOP_WORDS and w.isalpha()} for d in documents]
+    bags = [
+        {stem(w): w for w in words(without_links(d.content)) if w not in STOP_WORDS and w.isalpha()} for d in documents
+    ]
     spread = Counter(chain.from_iterable(bags))
     found = []
     for region in range(int(labels.max()) + 1):

@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from casemate.monitor.canaries.canary import MIN_TRIGGER_COSINE
 from casemate.monitor.canaries.matching import normalized_tokens
+from casemate.text.markup import without_links
 from casemate.text.sentences import clauses, proper_nouns, restore_names, sentences, terms
 from casemate.text.tokens import NUMBER, ReferenceCorpus, content_words, join_words, stem, words
 from casemate.types import Document
@@ -118,6 +119,7 @@ class CanaryDrafter:
 
     def about(self, kind: str, document: Document, region: int) -> Iterator[CanaryDraft]:
         """Drafts about one document, shortest question first."""
+        document = replace(document, text=without_links(document.text))
         drafts = {SENTINEL: self._sentinels, FACT: self._facts, TRIGGER: self._triggered}[kind](document)
         for fields in drafts:
             asked = {name: restore_names(fields[name], document.content) for name in QUESTIONS if name in fields}
@@ -226,7 +228,7 @@ def sample_names(documents: Sequence[Document], genre: ReferenceCorpus, rng: np.
     """Names with a rare word, from randomly drawn documents."""
     found: dict[str, None] = {}
     for i in rng.permutation(len(documents)):
-        called = [m[0] for s in sentences(documents[i].text) for m in _NAME.finditer(s)]
+        called = [m[0] for s in sentences(without_links(documents[i].text)) for m in _NAME.finditer(s)]
         rare = [name for name in called if max(map(genre.rarity, words(name))) >= MIN_RARITY]
         found.update(dict.fromkeys(rare[:1]))
         if len(found) >= TRIGGERS_PER_KIND:
