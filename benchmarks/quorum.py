@@ -1,8 +1,9 @@
 """Quorum answers: what unentitled clients learn. Readers are **simulated**, no language model; k = 3.
 
-``python -m benchmarks.quorum attacks CORPUS EACH [NAMES]``: attacks with and without quorum (m = 2 and 3, J = 2) on
-EACH members and as many others of ``nfcorpus`` or ``squad``, among ``FURTHER`` more documents: the natural asker,
-questions that a 1.5B model wrote from titles (``written``, NFCorpus), the published attacks and the adaptive ones.
+``python -m benchmarks.quorum attacks CORPUS EACH [NAMES]``: attacks with and without quorum (m = 2 and 3, J = 2, and
+m = J = 3) on EACH members and as many others of ``nfcorpus`` or ``squad``, among ``FURTHER`` more documents: the
+natural asker, questions that a 1.5B model wrote from titles (``written``, NFCorpus), the published attacks and the
+adaptive ones.
 Rules are fitted under each target on half of the candidates and judged on the other. An attacker that has every other
 document and the code (``know_all``): the two-world audit of answers, over ``AUDITED`` questions of the attack for each
 member.
@@ -147,7 +148,8 @@ async def _attacked(
     ledger: CampaignStore,
     sides: tuple[Sequence[Document], Sequence[Document]],
 ) -> dict[str, Any]:
-    targets: dict[str, Target] = {"off": rag, "quorum": _guard(rag, 2, 2), "quorum, m=3": _guard(rag, 3, 2)}
+    made = {"quorum": (2, 2), "quorum, m=3": (3, 2), "quorum, m=3, J=3": (3, 3)}
+    targets: dict[str, Target] = {"off": rag} | {name: _guard(rag, *setting) for name, setting in made.items()}
     lab = experiment(attacks, rag.index, ledger, targets, sides)
     trials = await lab.run()
     (attack,) = attacks
