@@ -34,6 +34,7 @@ SETTINGS = {
     "m=2": {},
     "m=2, J=2": {"jitter": 2},
     "m=3": {"support": 3},
+    "m=3, J=3": {"support": 3, "jitter": 3},
     "m=4": {"support": 4},
     "m=2, N=8": {"units": 8},
     "m=2, N=48": {"units": 48},

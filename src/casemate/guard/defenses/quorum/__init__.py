@@ -82,7 +82,7 @@ class Quorum(Defense):
     """
 
     support: int = 3
-    jitter: int = 2
+    jitter: int = 3
     secret: Secret = field(default=Secret(""), repr=False)
     period_days: int = 30
     units: int = 24
