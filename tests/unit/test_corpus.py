@@ -667,6 +667,10 @@ def test_html_without_text(tmp_path, page):
     assert "contains no text" in failure(tmp_path, "x.html", page)
 
 
+def test_markdown_without_text_is_not_called_a_scan(tmp_path):
+    assert failure(tmp_path, "x.md", "---\ndescription: a draft\n---\n").endswith("contains no text")
+
+
 @pytest.mark.parametrize("tag", ["div", "b", "nav", "table"])
 def test_html_bomb(tmp_path, tag):
     (source,) = read(put(tmp_path, {"x.html": f"<h1>t</h1>y<p>{f'<{tag}>x' * 100_000}"}))[1]

@@ -360,5 +360,5 @@ def _parse_file(path: str, digest: str) -> Parsed:
     kind = _kind(path)
     title, text = READERS[kind](raw) if kind in PLAIN_TEXT and _is_utf8(raw) else PARSER.parse(kind, raw)
     if not title.strip() and not text.strip():
-        raise DataError("contains no text; if it is a scan, run OCR first")
+        raise DataError("contains no text" + "; if it is a scan, run OCR first" * (kind == ".pdf"))
     return " ".join(_clean(title).split()), _clean(text), {}
