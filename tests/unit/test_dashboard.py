@@ -1182,6 +1182,12 @@ class TestExploring:
             assert {n for page in pages for n in re.findall(r'id="v-verdict-(\d)"', page)} == {"1", "2"}
             assert visitor.get("/verdicts?topic=99&tenant=default").status_code == 200
 
+    def test_a_ring_of_the_map_links_to_the_verdicts_that_it_counts(self, tmp_path):
+        about_canary = verdict(1, flagged=True, hidden=["d4"], client="canary-beds-clinic@2026-01-01T00:00:00Z")
+        with visiting(make(tmp_path, count=60), about_canary) as visitor:
+            (way,) = set(re.findall('href="/dashboard(/verdicts[^"]*document=d4[^"]*)"', visitor.get("/topics").text))
+            assert 'id="v-verdict-1"' in visitor.get(way.replace("&amp;", "&")).text
+
 
 def crawl_event(client, number, **body):
     whole = {"process": "p", "tenant": "default", "client": client, **body}

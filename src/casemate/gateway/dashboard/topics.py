@@ -193,7 +193,7 @@ def _drawing(request: PageRequest, found: TopicMap, hits: Counter[str], withheld
             i,
             min(6.0 + hits[d.id], 14.0),
             f"{d.source}: {withheld}, {plural(hits[d.id], 'time')}",
-            request.url("verdicts", document=d.id, tenant=tenant),
+            request.url("verdicts", document=d.id, tenant=tenant, asker="all"),
         )
         for i, d in enumerate(found.documents)
         if hits[d.id]
