@@ -11,7 +11,7 @@ from casemate.errors import ConfigError, DataError
 from casemate.guard.client_state import crawl_evidence
 from casemate.guard.client_state.crawl_evidence import ALARMED, CLEAR, SUSPECTED
 from casemate.guard.defenses.crawl_limit import CrawlLimit
-from casemate.guard.verdict_log import collect_verdicts
+from casemate.guard.verdict_log import append, collect_verdicts
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.reindexing.registry import ReindexRegistry
@@ -153,6 +153,19 @@ def test_questions_repeating_earlier_answers_are_evidence():
     for question in range(8):
         ask(other, [question], k=1, text=" ".join(chunk(question + 50).text.split()[-20:]))
     assert level(other) is CLEAR
+
+
+def test_verdicts_on_a_client_that_crawls_on_after_its_alarm_are_stored(store):
+    limit, query = CrawlLimit(quote_words=1000, store=store), Query("what then", client="ann")
+    for question in range(300):  # each repeats the answer before
+        limit.evidence.record_question(query)
+        limit.evidence.record_answer(query, chunk(question).text, {f"d{question}": 1}, [], True)
+        query = Query(chunk(question).text, client="ann")
+    verdict = asyncio.run(limit.on_retrieve(query, found([300]))).verdict
+    append(store, query, verdict)
+    store.flush()
+    assert verdict.flagged
+    assert [event.body["flagged"] for event in store.scan("verdict")] == [True]
 
 
 def test_repeating_an_own_question_is_no_evidence():

@@ -37,6 +37,8 @@ MAX_CLIENTS, MAX_CHUNKS, MAX_PHRASES, MAX_QUOTED, MAX_TENANT_PHRASES = 10_000, 5
 forgotten first."""
 ECHO_WORDS = 6
 """Length of a phrase by which a question repeats an earlier answer."""
+MAX_CUSUM = 1e100
+"""Largest CUSUM. An infinite one would keep the verdicts out of the event store: JSON has no infinite number."""
 
 
 def is_limited(verdict: Mapping[str, Any]) -> bool:
@@ -115,7 +117,7 @@ class SequentialTest:
         """Returns the CUSUMs before the first observation."""
         return [1.0] * len(self.crawlers)
 
-    def step(self, cusums: Sequence[float], happened: bool, most: float = math.inf) -> list[float]:
+    def step(self, cusums: Sequence[float], happened: bool, most: float = MAX_CUSUM) -> list[float]:
         """Returns the CUSUMs after one more observation, each at most ``most``."""
         p = self.harmless
         factors = [rate / p if happened else (1 - rate) / (1 - p) for rate in self.crawlers]
