@@ -468,7 +468,10 @@ class Config(Section):
 
 
 class StrictLoader(yaml.SafeLoader):
-    """Loads YAML without aliases, because a few lines of aliases can expand to millions of nodes."""
+    """Loads YAML without aliases, because a few lines of aliases can expand to millions of nodes.
+
+    A mapping has each key once: of two, YAML would drop the first one, and with it the options of a whole section.
+    """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Composes a node like the base class, but refuses aliases."""
@@ -476,6 +479,16 @@ class StrictLoader(yaml.SafeLoader):
             event = self.get_event()  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Constructs a mapping like the base class, but refuses a key that occurs twice."""
+        seen = set[tuple[str, str]]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                problem = f"the key {key.value!r} occurs twice; write its values under one"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add((key.tag, str(key.value)))
+        return super().construct_mapping(node, deep)
 
 
 def read(path: Path | None = None, variables_needed: bool = True) -> Config:

@@ -72,6 +72,19 @@ def test_a_file_that_is_not_yaml_is_refused(tmp_path, content):
 
 
 @pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("guard:\n  audience: {unentitled: nothing}\nguard:\n  mode: enforce\n", "'guard' occurs twice"),
+        ("guard: {defenses: [{use: crawl_limit, questions: 9, questions: 90}]}", "'questions' occurs twice"),
+    ],
+)
+def test_a_key_that_occurs_twice_is_refused(tmp_path, text, problem):
+    (tmp_path / "casemate.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=problem):
+        config.read(tmp_path / "casemate.yaml")
+
+
+@pytest.mark.parametrize(
     "text", ["a: &a [1, 1]\nb: [*a, *a]", "a: &a [*a]", "[" * 5000, "rag: {k: 2024-13-45}", "rag: {max_file_mb: .inf}"]
 )
 def test_hostile_yaml_is_refused(tmp_path, text):
