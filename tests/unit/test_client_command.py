@@ -267,3 +267,7 @@ def test_a_start_that_is_no_time_is_refused(place, since):
     place.close()
     with pytest.raises(ConfigError, match="ISO 8601"):
         CliRunner().invoke(cli, ["events", "--since", since], catch_exceptions=False)
+
+
+def test_a_period_before_all_time_is_refused(place):
+    assert CliRunner().invoke(cli, ["client", "list", "--hours", "1e9"]).exit_code == 2

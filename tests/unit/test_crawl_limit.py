@@ -438,7 +438,9 @@ def test_interrupted_answer_is_recorded_too():
     assert limit.evidence.disclosed(query, "d0") > 0
 
 
-@pytest.mark.parametrize("wrong", [{"questions": 0}, {"exposure": 0}, {"alarm": 1}, {"hours": 0}, {"quote_words": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"questions": 0}, {"exposure": 0}, {"alarm": 1}, {"hours": 0}, {"hours": 1e9}, {"quote_words": -1}]
+)
 def test_invalid_options_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         CrawlLimit(**wrong)

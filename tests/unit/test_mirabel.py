@@ -110,6 +110,7 @@ def test_rounding_among_equal_documents_is_not_flagged():
         ("mode", "papper", "known: calibrated, paper, gumbel, exact"),
         ("significance", 1.5, "above 0 and below 1"),
         ("min_documents", 1, "at least 3"),
+        ("session_hours", 1e9, "at most 876000"),
     ],
 )
 def test_refuses_options_out_of_range(option, value, says):

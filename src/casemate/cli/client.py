@@ -18,6 +18,7 @@ from casemate.gateway.auth.keys import ApiKeyStore
 from casemate.guard.client_state import withheld_documents
 from casemate.guard.client_state.crawl_evidence import KIND as CRAWL
 from casemate.guard.client_state.crawl_evidence import RecordedLimits
+from casemate.guard.client_state.feed import MAX_HOURS
 from casemate.guard.client_state.reset import KINDS as STATE_KINDS
 from casemate.guard.client_state.reset import reset_client, reset_of, reset_tenant
 from casemate.protocols import EventStore
@@ -41,7 +42,7 @@ class _FlaggedClient:
 
 @client.command("list")
 def list_(
-    hours: Annotated[float, typer.Option(min=0.0, help="Period to look back.")] = 24.0,
+    hours: Annotated[float, typer.Option(min=0.0, max=MAX_HOURS, help="Period to look back.")] = 24.0,
     canaries: Annotated[bool, typer.Option("--canaries", help="List the clients of canaries, too.")] = False,
     config: ConfigFile = None,
     as_json: Json = False,

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from casemate.errors import CasemateError, ConfigError, require_range
+from casemate.guard.client_state.feed import MAX_HOURS
 from casemate.guard.client_state.withheld_documents import ClientSources
 from casemate.guard.verdict_log import append
 from casemate.guard.watermarks.detection import WatermarkDetector, WatermarkFilter, WatermarkMatch
@@ -91,7 +92,7 @@ class HoneyToken(Defense):
         if not _DOMAIN.fullmatch(self.domain):
             raise ConfigError(f"{NAME}.domain is {self.domain!r}; it must be a domain name such as example.net")
         require_range(NAME, self, "records", at_least=1)
-        require_range(NAME, self, "hours", above=0)
+        require_range(NAME, self, "hours", above=0, at_most=MAX_HOURS)
         self._keys = HoneytokenKeyFile(self.keys)
         self._shown = ClientSources(NAME, self.hours * 3600, self.store)
         self._pending: OrderedDict[str, Query] = OrderedDict()  # by request

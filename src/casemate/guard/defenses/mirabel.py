@@ -29,6 +29,7 @@ from typing import ClassVar, Literal
 from casemate.errors import ConfigError, DataError, require_range
 from casemate.guard.calibration.closeness import LOOKAHEAD, FeatureExtractor, Features, unique_sources
 from casemate.guard.calibration.file import CalibrationFile
+from casemate.guard.client_state.feed import MAX_HOURS
 from casemate.guard.client_state.withheld_documents import SeenRequests, WithheldDocuments
 from casemate.guard.turn import current_turn
 from casemate.guard.units import related_sources
@@ -93,7 +94,7 @@ class Mirabel(CalibratedDefense):
             self.significance = CALIBRATED_SIGNIFICANCE if self.mode == "calibrated" else PUBLISHED_SIGNIFICANCE
         require_range("mirabel", self, "significance session_alarm", above=0, below=1)
         require_range("mirabel", self, "min_documents", at_least=3)
-        require_range("mirabel", self, "session_hours", at_least=0)
+        require_range("mirabel", self, "session_hours", at_least=0, at_most=MAX_HOURS)
         self._calibrations = CalibrationFile(self.calibration)
         self.withheld = WithheldDocuments("mirabel", self.session_hours * 3600, self.store)
         self.seen_requests, self.seen_questions = SeenRequests(), SeenRequests()

@@ -37,6 +37,7 @@ from casemate.errors import DataError, require_range
 from casemate.guard.audience import ReleasedDocument
 from casemate.guard.client_state.crawl_evidence import ALARMED, CrawlEvidence, SuspicionLevel
 from casemate.guard.client_state.crawl_evidence import CLEAR as CLEAR
+from casemate.guard.client_state.feed import MAX_HOURS
 from casemate.guard.client_state.withheld_documents import SeenRequests, key_of
 from casemate.guard.defenses.crawl_limit.meter import DisclosureMeter, UnfinishedAnswers
 from casemate.maths.clustering import NOISE
@@ -129,7 +130,7 @@ class CrawlLimit(Defense):
         require_range("crawl_limit", self, "tenant_budget quote_words whole sentences colluders pause_s", at_least=0)
         require_range("crawl_limit", self, "exposure", above=0, at_most=1)
         require_range("crawl_limit", self, "alarm", above=0, below=1)
-        require_range("crawl_limit", self, "hours", above=0)
+        require_range("crawl_limit", self, "hours", above=0, at_most=MAX_HOURS)
         self.evidence = CrawlEvidence(self.alarm, self.colluders, self.hours * 3600, self.store)
         self._registries: dict[str, ReindexRegistry] = {}
         self._pending: OrderedDict[str, tuple[Query, tuple[str, ...]]] = OrderedDict()  # by request
