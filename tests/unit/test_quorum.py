@@ -376,6 +376,7 @@ def test_more_units_than_the_index_has_is_no_error():
         ({"support": 1}, "must be at least 2"),
         ({"jitter": 0}, "jitter=0"),
         ({"jitter": 1, "units": 0}, "units=0"),
+        ({"jitter": 1, "writer_s": 0}, "writer_s=0"),
         ({"jitter": 1, "floor": 2.0}, "floor=2.0"),
     ],
 )
@@ -581,6 +582,21 @@ def test_a_unit_for_which_the_model_fails_abstains(problem, caplog):
     assert outcome.verdict.evidence["failed"] == (problem == "fails")
     assert "Ann" not in caplog.text
     assert answer(texts, quorum=Quorum(support=2, jitter=1, writer=Writer(**{problem: "opened"}))) == UNKNOWN
+
+
+def test_a_unit_for_which_the_model_hangs_abstains():
+    """One document must not decide whether there is an answer."""
+
+    class Hanging(Writer):
+        async def stream(self, prompt):
+            async for piece in super().stream(prompt):
+                yield piece
+                await asyncio.sleep(60 if "Ann" in prompt.context[0].text else 0)
+
+    texts = [f"The Sydney bridge was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid")]
+    outcome = ask(texts, quorum=Quorum(support=2, jitter=1, writer=Hanging(), writer_s=0.5))
+    assert text_of(outcome) == "Opened in 1932."
+    assert (outcome.verdict.evidence["heard"], outcome.verdict.evidence["failed"]) == (2, 1)
 
 
 def test_isolated_answers_are_cached_by_unit_and_question():

@@ -71,6 +71,8 @@ class Quorum(Defense):
         unit_keys: Metadata keys that unite sources to one unit, such as ``author``. All sources without a value are
             one unit.
         writer: A generator that answers the question from each unit alone, all at once; none: its best sentences.
+        writer_s: Seconds after which a unit whose answer the writer has not finished abstains, above 0. Set it below
+            ``gateway.timeout_s``: otherwise one document on which the writer hangs prevents every answer.
         epsilon: Budget of differential privacy of a unit in one period, over all clients, above 0; none: no noise. Then
             ``support``, ``jitter``, ``secret`` and ``units`` have no effect: all units above the floor are heard, and
             noise decides. Needs ``casemate[dp]``.
@@ -91,6 +93,7 @@ class Quorum(Defense):
     floor: float = 0.3
     unit_keys: tuple[str, ...] = ()
     writer: Generator | None = field(default=None, repr=False)
+    writer_s: float = 100.0
     epsilon: float | None = None
     delta: float = 1e-5
     answers: int = 1
@@ -107,6 +110,7 @@ class Quorum(Defense):
             raise ConfigError(f"{NAME}.support is {self.support}; it must be at least 2: one unit is no quorum")
         require_range(NAME, self, "jitter period_days units words sentences answers", at_least=1)
         require_range(NAME, self, "break_glass", at_least=0)
+        require_range(NAME, self, "writer_s", above=0)
         require_range(NAME, self, "floor", at_least=-1, at_most=1)
         self.secret = Secret(self.secret)
         self.private = None if self.epsilon is None else self._private_answers(self.epsilon)
@@ -115,7 +119,7 @@ class Quorum(Defense):
                 f"{NAME}.secret has {len(self.secret)} characters; it must have at least {SECRET_CHARACTERS}. Set it "
                 "to ${NAME} with a random value in the environment, equal on all gateways, or set jitter: 1"
             )
-        self._isolated = None if self.writer is None else IsolatedAnswers(self.writer)
+        self._isolated = None if self.writer is None else IsolatedAnswers(self.writer, self.writer_s)
 
     @property
     def compares_clients(self) -> bool:

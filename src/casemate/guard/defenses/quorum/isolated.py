@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from casemate.protocols import Generator, TokenModel
+from casemate.rag.pipeline import closing_stream
 from casemate.text.refusals import is_refusal
 from casemate.text.tokens import words
 from casemate.types import UNKNOWN, Document, Prompt
@@ -28,16 +29,18 @@ class IsolatedAnswers:
 
     Args:
         writer: Answers. Calls are concurrent, so a generator with ``batch`` generates them together.
+        seconds: Longest time of an answer from one unit; None: no limit.
     """
 
-    def __init__(self, writer: Generator) -> None:
-        self._writer = writer
+    def __init__(self, writer: Generator, seconds: float | None = None) -> None:
+        self._writer, self._seconds = writer, seconds
         self._cache: OrderedDict[bytes, str] = OrderedDict()
 
     async def ask(self, question: str, units: Sequence[Document]) -> tuple[list[str], dict[str, Any]]:
         """Answers a question from each unit alone.
 
-        A unit for which the writer fails or declines abstains: its answer is empty. Failures are not cached.
+        A unit for which the writer fails, declines or takes too long abstains: its answer is empty. Failures are not
+        cached.
 
         Args:
             question: The question.
@@ -86,7 +89,8 @@ class IsolatedAnswers:
     async def _write(self, prompt: Prompt) -> str | None:
         """Returns the answer from one unit; None if the writer fails."""
         try:
-            return "".join([piece async for piece in self._writer.stream(prompt)])
+            async with asyncio.timeout(self._seconds), closing_stream(self._writer.stream(prompt)) as pieces:
+                return "".join([piece async for piece in pieces])
         except Exception as error:  # one unit must not decide whether there is an answer
             log.error("quorum: the writer failed for one unit, which abstains: %s", type(error).__name__)
             return None
