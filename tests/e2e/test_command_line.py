@@ -114,6 +114,12 @@ def test_works_without_a_configuration(run, notes):
     assert "10:00" in run("ask", "library opening time").stdout
 
 
+def test_files_that_are_not_read_are_counted_by_type(run, notes, tmp_path):
+    for name in ("prices.csv", "staff.csv", "letter.docx"):
+        (tmp_path / "notes" / name).write_text("x")
+    assert "3 files of other types ignored (2 .csv, 1 .docx)" in run("index", "notes").stdout
+
+
 def test_explain_shows_what_mirabel_found(run, tmp_path):
     (tmp_path / "casemate.yaml").write_text("guard: {defenses: [{use: mirabel, mode: paper}]}")
     write_many(tmp_path / "docs", 60)

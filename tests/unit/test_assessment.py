@@ -188,7 +188,8 @@ def test_what_cannot_be_read_is_skipped_with_its_reason(tmp_path):
     assert "binary" in reasons["binary.txt"]
     assert "50 MB, more than max_file_mb (10 MB)" in reasons["big.txt"]
     assert (found.sample.indexed, found.sample.ignored) == (8, 1)
-    assert "ignored, because they are not text, markdown, html, pdf or jsonl: 1 file" in assessment_report.scope(found)
+    ignored = "ignored, because they are not text, markdown, html, pdf or jsonl: 1 file (1 .jpg)"
+    assert ignored in assessment_report.scope(found)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def test_folder(tmp_path):
     corpus, sources = read(tmp_path)
     assert names(sources) == ["a/b/c.html", "a/z.MD", "a.txt", "b.txt", "a", "b"]
     assert (corpus.problems, corpus.unread, corpus.incomplete, corpus.ignored) == ([], set(), False, 2)
+    assert corpus.ignored_types == {".png": 1}
     first = sources[2]
     assert (first.digest, first.size) == (hashlib.sha256(b"a").hexdigest(), 1)
     assert first.parse() == ("", "a", {})

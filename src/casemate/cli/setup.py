@@ -53,6 +53,7 @@ from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest, IngestPlan, IngestReport, MissingPolicy
 from casemate.rag.question_file import questions_in
 from casemate.reports import calibration_report
+from casemate.reports.format import file_types, plural
 from casemate.runtime.files import write_atomically
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
@@ -174,7 +175,8 @@ def _report(report: IngestReport, total: int, as_json: bool) -> None:
     said += f", {report.removed} removed, {len(report.problems)} skipped"
     said += f", {report.quarantined} quarantined" if report.quarantined else ""
     said += f", {report.rejected} rejected" if report.rejected else ""
-    said += f", {report.ignored} files of other types ignored" if report.ignored else ""
+    if report.ignored:
+        said += f", {plural(report.ignored, 'file')} of other types ignored{file_types(report.ignored_types)}"
     out.print(f"{said}; the index holds {total} chunks", soft_wrap=True)
 
 

@@ -18,7 +18,7 @@ from casemate.redteam.lab.judge import OFF, ON
 from casemate.redteam.lab.results import AttackResult, CheckStatus
 from casemate.redteam.reporting.charts import lowest_auc, recovery, track
 from casemate.redteam.reporting.text import describe_attack, describe_checks
-from casemate.reports.format import measured, number, percent, plural, scrub
+from casemate.reports.format import file_types, measured, number, percent, plural, scrub
 from casemate.reports.render import render
 from casemate.runtime.files import write_atomically
 from casemate.text.tokens import ngrams
@@ -199,7 +199,8 @@ def scope(assessment: Assessment) -> str:
     rest = sample.found - sample.indexed - sample.held_out
     said += f"; {rest:,} did not fit into the time" if rest > 0 else ""
     if sample.ignored:
-        said += f"; ignored, because they are not {TYPES}: {plural(sample.ignored, 'file')}"
+        files = plural(sample.ignored, "file") + file_types(sample.ignored_types)
+        said += f"; ignored, because they are not {TYPES}: {files}"
     return f"{said}. Then the same attacks ran twice, in {assessment.seconds:.0f} seconds."
 
 

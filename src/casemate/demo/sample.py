@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +77,7 @@ class Sample:
     held_out: int = 0
     left_out: int = 0
     ignored: int = 0
+    ignored_types: Mapping[str, int] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     split: Split | None = None
     gap: str = ""
@@ -116,6 +117,7 @@ async def index_sample(app: App, corpus: SampledCorpus, seconds: float, steps: S
         held_out=sum(d.source not in held for d in documents),
         left_out=corpus.left_out,
         ignored=corpus.ignored,
+        ignored_types=dict(corpus.ignored_types),
         problems=tuple(problems),
         split=split,
         gap=gap,

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +34,7 @@ MAX_BLANK_LINES = 100_000
 MAX_EXPANSION = 200  # times the size of a compressed file; text compresses 3 to 20 times
 MAX_ID = 512  # characters; databases limit the length of keys
 
+_ENDING = re.compile(r"\.[a-z0-9]{1,10}", re.ASCII)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -79,6 +80,7 @@ class Corpus:
         unread: Names of sources that exist but could not be read this time.
         incomplete: Whether sources with unknown names may exist, so that a missing name does not imply removal.
         ignored: Number of files of other types, and of special files.
+        ignored_types: Their numbers by ending, such as ``.csv``; files without one are left out.
     """
 
     def __init__(self, path: Path, max_mb: float = 64, *, empty: bool = False) -> None:
@@ -126,12 +128,18 @@ class Corpus:
         self.unread: set[str] = set()
         self.incomplete = False
         self.ignored = 0
+        self.ignored_types = Counter[str]()
 
     def _problem(self, where: str, reason: str, unread: str = "", unknown: bool = False) -> None:
         """Records a fault. ``unread`` names the source, or ``unknown`` sources were not read."""
         self.problems.append(Problem(where, reason))
         self.unread.update([unread] if unread else [])
         self.incomplete |= unknown
+
+    def _ignore(self, name: str) -> None:
+        self.ignored += 1
+        if _ENDING.fullmatch(ending := os.path.splitext(name)[1].lower()):
+            self.ignored_types[ending] += 1
 
     def _files(self) -> Iterator[tuple[str, str]]:
         """Yields name and path of each file of a known type. Links come last, so a file keeps its own name.
@@ -166,7 +174,7 @@ class Corpus:
                 seen.add(real)
                 yield name, path
             else:
-                self.ignored += 1
+                self._ignore(name)
         for names in linked.values():
             yield from self._hard_links(names)
 
@@ -174,7 +182,7 @@ class Corpus:
         """Yields each (name, path) of one file's hard links, unless the corpus has only some of its links."""
         for name, path, count in names:
             if not _kind(name):
-                self.ignored += 1
+                self._ignore(name)
             elif count > len(names):
                 reason = f"{count - len(names)} of its hard links are hidden or outside the corpus; copy the file here"
                 self._problem(name, reason, name, _kind(name) in RECORDS)
@@ -195,7 +203,7 @@ class Corpus:
         if kind or unknown or found and stat.S_ISDIR(found.st_mode):
             self._problem(name or ".", reason, name, unknown)
         else:
-            self.ignored += 1
+            self._ignore(name)
         return None
 
     def _listed(self, name: str, folder: str) -> list[str]:

@@ -69,6 +69,7 @@ class IngestReport:
     removed: int = 0
     kept: int = 0
     ignored: int = 0
+    ignored_types: dict[str, int] = field(default_factory=dict)
     quarantined: int = 0
     rejected: int = 0
     seconds: float = 0.0
@@ -173,7 +174,7 @@ class Ingest:
             report.rejected += sum(why == "rejected" for why in withheld.values())
         report.problems[:0] = self.corpus.problems
         report.problems += [Problem(name, CLASH) for name in plan.clashing]
-        report.ignored = self.corpus.ignored
+        report.ignored, report.ignored_types = self.corpus.ignored, dict(self.corpus.ignored_types)
         if self.missing == "keep":
             report.kept = len(plan.gone)
         elif plan.gone:

@@ -19,6 +19,8 @@ T = TypeVar("T")
 TOO_FEW = "too few to say"
 NO_VALUE = "–"
 NO_BREAK_SPACE = "\u00a0"
+MAX_TYPES = 5
+"""Types of files that are named."""
 _FIGURE = re.compile(r"[\d.<>]+( %)?( \[[^\]]*\])?")
 
 
@@ -159,6 +161,18 @@ def plural(count: int, noun: str) -> str:
     ('1 chunk', '1,200 chunks')
     """
     return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def file_types(counts: Mapping[str, int]) -> str:
+    """Formats numbers of files by ending, the most frequent first, in parentheses; empty without any.
+
+    >>> file_types({".csv": 1, ".docx": 3}), file_types({})
+    (' (3 .docx, 1 .csv)', '')
+    """
+    frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    parts = [f"{count:,} {ending}" for ending, count in frequent[:MAX_TYPES]]
+    parts += [f"{plural(len(frequent) - MAX_TYPES, 'other type')}"] if len(frequent) > MAX_TYPES else []
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def duration(seconds: float | None) -> str:
