@@ -501,11 +501,26 @@ class TestPages:
             assert "closer to a document than benign questions are (" in text and "<code>d3</code>" in text
             assert visitor.get("/verdicts/verdict-2").status_code == 404
 
+    def test_a_verdict_without_a_score_shows_none(self, tmp_path):
+        bare = verdict(1, defense="quorum", score=0.0, threshold=0.0)
+        with visiting(make(tmp_path), bare) as visitor:
+            listed, text = (visitor.get(path).text for path in ("/verdicts", "/verdicts/verdict-1"))
+        assert "no score" in listed and "0.00, threshold" not in listed and "The score" not in text
+
     def test_overview_compares_only_scores_that_flagged_a_request(self, tmp_path):
         again = verdict(2, flagged=True, score=1.0, evidence={"why": ["before"], "withheld": ["d3"]})
         with visiting(make(tmp_path), verdict(1, flagged=True), again) as visitor:
             page = visitor.get("/").text
         assert "3.00 &gt; 2.00" in page and "1.00 &gt; 2.00" not in page and "withheld again" in page
+
+    def test_requests_that_only_repeat_an_earlier_decision_are_counted_apart(self, tmp_path):
+        repeated = {"score": 1.0, "evidence": {"why": ["before"], "withheld": ["d3"]}}
+        again = [verdict(i, flagged=True, **repeated) for i in (2, 3)]
+        app = make(tmp_path, defenses=[Mirabel(mode="paper")])
+        with visiting(app, verdict(0), verdict(1, flagged=True), *again) as visitor:
+            pages = [visitor.get(path).text for path in ("/", "/verdicts", "/calibration")]
+        assert all("3 of 4; 95 % interval 19.4 to 99.4 %; 2 only withheld again" in page for page in pages)
+        assert (pages[1].count(">Withheld again<"), pages[1].count(">Flagged<")) == (2, 1)
 
     def test_a_request_with_several_verdicts_is_one_flagged_request(self, tmp_path):
         """Two queries of a turn, and two defenses; the other request is not flagged."""
@@ -525,6 +540,7 @@ class TestPages:
             both, one = (visitor.get(path).text for path in ("/verdicts", "/verdicts?defense=crawl_limit"))
         assert "far above" in both and "+99999.00" not in both
         assert "far above" not in one and "+99999.00" in one
+        assert "evidence 1 of 100,000" in one and "3.00, threshold 2.00" in both
         dots = "".join(re.findall(r'class="dots [a-z]+" d="([^"]*)"', both))
         assert len(set(re.findall(r"M[\d.]+,([\d.]+)", dots))) == 2, (
             "the largest distance of each defense reaches an end of the axis"

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from casemate.errors import DataError
 from casemate.gateway import operating_point
 from casemate.gateway.dashboard.page import Page, PageRequest
-from casemate.gateway.dashboard.records import by_request
+from casemate.gateway.dashboard.records import by_request, flagged_share
 from casemate.gateway.dashboard.redteam import SANDBOX_CSP
 from casemate.gateway.dashboard.table import Column
 from casemate.guard.calibration import file as calibrations
@@ -20,7 +20,7 @@ from casemate.guard.calibration.fitting import RATES
 from casemate.maths.calibration import Calibration, min_questions
 from casemate.reports import calibration_report
 from casemate.reports.calibration_report import CalibrationView
-from casemate.reports.format import one_in, sample_rate, scrub, short_rate
+from casemate.reports.format import one_in, scrub, short_rate
 from casemate.reports.svg import recall_legend
 
 
@@ -36,7 +36,7 @@ def page(request: PageRequest) -> Page:
     found = _calibration(request, tenant)
     asked = [v for v in request.verdicts(tenants) if not request.is_canary(v.client)]
     decided = by_request([v for v in asked if v.defense == defense.name and not v.undecided])
-    rate, about = sample_rate(sum(any(v.flagged for v in one) for one in decided), len(decided))
+    rate, about = flagged_share(decided)
     context: dict[str, Any] = {
         "defense": defense,
         "now": now,

@@ -8,13 +8,13 @@ from typing import Any
 from casemate.errors import CasemateError
 from casemate.gateway.dashboard.clients import by_client, client_table
 from casemate.gateway.dashboard.page import Page, PageRequest
-from casemate.gateway.dashboard.records import VerdictRecord, by_request
+from casemate.gateway.dashboard.records import VerdictRecord, by_request, flagged_share
 from casemate.gateway.dashboard.requests import latency_chart, latency_table
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import by_bin
 from casemate.guard.audience import IGNORED
 from casemate.monitor.canaries.results import CanaryStatus, base_run_id
-from casemate.reports.format import plural, sample_rate, short_rate, utc_time
+from casemate.reports.format import plural, short_rate, utc_time
 from casemate.reports.svg import FramedChart, request_bars
 
 MAX_FLAGGED = 8
@@ -66,11 +66,10 @@ def _tile(name: str, figure: str, *about: str, tone: str = "", url: str = "") ->
 
 def _tiles(request: PageRequest, asked: Sequence[VerdictRecord], canaries: int) -> Iterator[dict[str, Any]]:
     requests = by_request(asked)
-    flagged = sum(any(v.flagged for v in one) for one in requests)
     beside = f"and {plural(canaries, 'verdict')} on canaries" if canaries else "without canaries"
     yield _tile("Guarded requests", f"{len(requests):,}", beside, url=request.url("verdicts"))
-    figure, about = sample_rate(flagged, len(requests))
-    tone, url = "warm" if flagged else "", request.url("verdicts", outcome="flagged")
+    figure, about = flagged_share(requests)
+    tone, url = "warm" if any(v.flagged for v in asked) else "", request.url("verdicts", outcome="flagged")
     yield _tile("Flagged", figure, about, tone=tone, url=url)
     if failed := sum(any(v.failed for v in one) for one in requests):
         url = request.url("verdicts", outcome="failed")

@@ -28,6 +28,7 @@ from casemate.monitor.canaries import results
 from casemate.monitor.canaries.results import CanaryResult
 from casemate.monitor.scheduler.schedule import SLOT_KIND, ScheduleGap, gap_from_event
 from casemate.protocols import EventStore
+from casemate.reports.format import sample_rate
 from casemate.runtime.stored import read_stored
 from casemate.system import App
 from casemate.types import Event
@@ -71,6 +72,11 @@ class VerdictRecord:
     def failed(self) -> bool:
         """Whether the defense failed."""
         return "error" in self.evidence
+
+    @property
+    def repeated(self) -> bool:
+        """Whether it only withholds again what an earlier question of the client flagged."""
+        return self.flagged and self.evidence.get("why") == ["before"]
 
     @property
     def undecided(self) -> bool:
@@ -210,3 +216,11 @@ def by_request(verdicts: Sequence[VerdictRecord]) -> list[list[VerdictRecord]]:
     for one in verdicts:
         found.setdefault(one.request or one.id, []).append(one)
     return list(found.values())
+
+
+def flagged_share(requests: Sequence[Sequence[VerdictRecord]]) -> tuple[str, str]:
+    """Returns the share of requests with a flagged verdict, and its counts, with those that only withhold again."""
+    flagged = [[v for v in one if v.flagged] for one in requests if any(v.flagged for v in one)]
+    rate, about = sample_rate(len(flagged), len(requests))
+    repeated = sum(all(v.repeated for v in one) for one in flagged)
+    return rate, f"{about}; {repeated:,} only withheld again" if repeated else about

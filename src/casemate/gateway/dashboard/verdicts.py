@@ -13,11 +13,11 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from casemate.gateway.dashboard.page import Page, PageRequest, url
-from casemate.gateway.dashboard.records import VerdictRecord, by_request
+from casemate.gateway.dashboard.records import VerdictRecord, by_request, flagged_share
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import by_bin
 from casemate.gateway.dashboard.topics import TopicMapCache
-from casemate.reports.format import plural, sample_rate
+from casemate.reports.format import decimal, plural
 from casemate.reports.svg import FramedChart, score_meter, score_scatter
 from casemate.reports.verdicts import evidence_items, reason
 
@@ -39,7 +39,7 @@ def explorer(request: PageRequest) -> Page:
     filters = _Filters.of(request, tenants)
     found = [v for v in visible if filters.match(v, request)]
     requests = by_request(found)
-    rate, about = sample_rate(sum(any(v.flagged for v in one) for one in requests), len(requests))
+    rate, about = flagged_share(requests)
     rows = partial(_row, request, _spans(found))
     columns = (
         Column("Time", lambda v: v.at, "at", True),
@@ -98,6 +98,8 @@ def outcome(v: VerdictRecord) -> tuple[str, str]:
         return "Failed", "critical"
     if v.undecided:
         return "Undecided", "plain"
+    if v.repeated and v.enforced:
+        return "Withheld again", "medium"
     if v.flagged:
         return ("Flagged", "high") if v.enforced else ("Flagged, observe mode", "medium")
     return "Passed", "good"
@@ -228,9 +230,18 @@ def _row(request: PageRequest, spans: Mapping[str, tuple[float, float]], v: Verd
         "tone": tone,
         "client": request.client_name(v.client),
         "meter": score_meter(v.score, v.threshold, spans[v.defense], v.flagged),
+        "figures": _figures(v),
         "withheld": withheld if v.hidden else "",
         "why": ", ".join(_texts(v.evidence.get("why"))),
     }
+
+
+def _figures(v: VerdictRecord) -> str:
+    if v.threshold is None or not (v.score or v.threshold):
+        return "no threshold" if v.threshold is None else "no score"
+    if v.defense == "crawl_limit":
+        return f"evidence {v.score:.3g} of {v.threshold:,.0f}"
+    return f"{decimal(v.score)}, threshold {decimal(v.threshold)}"
 
 
 def _texts(value: Any) -> list[str]:
