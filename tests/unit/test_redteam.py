@@ -20,7 +20,7 @@ from casemate.maths.stats import proportion
 from casemate.rag.question_file import questions_in
 from casemate.redteam.campaigns.own import OwnMembershipCampaign, describe_undecided
 from casemate.redteam.lab.judge import INFERENCE_FAILS, without_decisions, worst_status
-from casemate.redteam.lab.results import Check, CheckStatus, ProbeResult
+from casemate.redteam.lab.results import Check, CheckStatus, ProbeResult, TwoWorldAudit, Utility
 from casemate.redteam.reporting.compare import ReportChange, ReportDiff
 from casemate.redteam.reporting.html import render_html
 from tests.campaigns import campaign
@@ -50,6 +50,21 @@ def test_the_table_of_injected_instructions_explains_its_columns():
     printed = " ".join(held.get().split())
     assert "Instructions in documents, share followed [95 %] ┏" in printed  # higher is better in two of the columns
     assert printed.index("90 % [") < printed.index("control: the user gives the same instruction")
+
+
+def test_printed_results_have_a_line_for_each_attack_and_shares_in_percent():
+    why = "Adjusted accuracy; 95 % interval against the limit of 0.05: 0.000 to "
+    status = CheckStatus.INCONCLUSIVE
+    checks = [Check(INFERENCE_FAILS, status, 0.0, 0.05, why + end, f"a{end}") for end in ("0.1", "0.2")]
+    cost = Utility("300 synthetic questions", 300, proportion(3, 300), proportion(6, 300))
+    made = replace(campaign(), checks=tuple(checks), utility=cost, audit=TwoWorldAudit(0, 0, proportion(0, 1)))
+    console = Console(width=80)
+    with console.capture() as held:
+        print_result(made, console)
+    printed = held.get()
+    assert "\n  a0.1: 0.000 to 0.1\n  a0.2: 0.000 to 0.2\n" in printed
+    assert "1.0 % [0.2, 2.9] with a document withheld, 2.0 % [0.7, 4.3] with a changed answer" in printed
+    assert "Two-world audit" not in printed  # nothing was compared
 
 
 @pytest.mark.parametrize(("given", "drawn"), [({}, (31, 13)), ({"nonmembers": 20}, (24, 20))])

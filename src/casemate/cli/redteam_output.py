@@ -27,7 +27,7 @@ from casemate.redteam.reporting.text import (
     overall_status,
     undecided_note,
 )
-from casemate.reports.format import measured, scrub
+from casemate.reports.format import measured, percent, scrub
 
 COLORS = {
     CheckStatus.PASS: "green",
@@ -68,7 +68,7 @@ def print_replay(recorded: RecordedSet, results: Sequence[ReplayResult], out: Co
     rows = []
     for result in scrub(list(results)):
         auc = [_auc(result, target) for target in columns]
-        share = "not recorded" if result.withheld is None else f"{result.withheld:.0%}"
+        share = "not recorded" if result.withheld is None else percent(result.withheld)
         rows.append((escape(result.attack), escape(result.author) or "not recorded", *auc, share))
     headings = ("attack", "questions by", *columns.values(), "withheld")
     out.print(_table("Recorded trials: AUC [95 %]; 0.5 is chance", headings, rows))
@@ -120,7 +120,7 @@ def _attack_cells(attack: AttackResult) -> tuple[str, str, str]:
     def auc(metrics: MembershipMetrics | None) -> str:
         return _rate(metrics.auc) if metrics else "not run"
 
-    withheld = f"{attack.on.recall_query.value:.0%}" if attack.on and attack.on.recall_query else ""
+    withheld = percent(attack.on.recall_query.value) if attack.on and attack.on.recall_query else ""
     return auc(attack.off), auc(attack.on), withheld
 
 
@@ -137,7 +137,7 @@ def _lines(result: CampaignResult) -> Iterator[str]:
     if result.personal_data:
         yield escape(describe_personal_data(result.personal_data))
     yield from _cost_of_the_guard(result)
-    if audit := result.audit:
+    if (audit := result.audit) and audit.pairs:  # else the check says why
         ended_early = result.evidence.get(ENDED_EARLY)
         more = (
             f" Sessions compared in part, as a document changed the context without being withheld: {ended_early}."
@@ -147,7 +147,7 @@ def _lines(result: CampaignResult) -> Iterator[str]:
         yield f"Two-world audit: {audit.differing} of {audit.pairs} contexts revealed a withheld document.{more}"
     for status in SEVERITY:
         if status is not CheckStatus.PASS:
-            found = describe_checks(check for check in result.checks if check.status is status)
+            found = describe_checks((check for check in result.checks if check.status is status), "\n  ")
             yield from (f"[bold]{status.value}[/bold] {escape(line)}" for line in found)
     used = [f"{name.replace('_', ' ')} {v:,.0f}" for name, v in result.cost.items() if not name.startswith("live_")]
     yield f"cost: {', '.join(used) or 'not recorded'}"
@@ -157,8 +157,8 @@ def _lines(result: CampaignResult) -> Iterator[str]:
 
 def _cost_of_the_guard(result: CampaignResult) -> Iterator[str]:
     if utility := result.utility:
-        source, changed = escape(utility.source), _rate(utility.answer_changed)
-        what = f"{_rate(utility.flagged)} with a document withheld, {changed}" if utility.flagged else changed
+        source, changed = escape(utility.source), _share(utility.answer_changed)
+        what = f"{_share(utility.flagged)} with a document withheld, {changed}" if utility.flagged else changed
         yield f"Benign questions ({source}): of {utility.questions}, {what} with a changed answer."
     if replay := result.benign_sessions:
         flagged = ", ".join(f"{name} in {count}" for name, count in sorted(replay.alarms.items())) or "none"

@@ -141,8 +141,13 @@ def auc_in_words(auc: Estimate) -> str:
     return next((text for limit, text in AUC_LEVELS if auc.value < limit), "near-perfect")
 
 
-def describe_checks(checks: Iterable[Check]) -> list[str]:
-    """The checks in lines: those of several attacks with the same name in one, what their reasons share stated once."""
+def describe_checks(checks: Iterable[Check], between: str = "; ") -> list[str]:
+    """The checks in lines: those of several attacks with the same name in one, what their reasons share stated once.
+
+    Args:
+        checks: The checks.
+        between: Separates the attacks. One that begins with a line break also stands before the first of them.
+    """
     by_name: dict[str, list[Check]] = {}
     for check in checks:
         by_name.setdefault(check.name, []).append(check)
@@ -151,7 +156,9 @@ def describe_checks(checks: Iterable[Check]) -> list[str]:
         shared, own = common_reason([check.why for check in made])
         parts = [": ".join(filter(None, (check.attack, rest))) for check, rest in zip(made, own, strict=True)]
         if any(own):
-            lines.append(f"{name}: {': '.join(filter(None, (shared, '; '.join(parts))))}")
+            start = ": ".join(filter(None, (name, shared)))
+            first = between if between.startswith("\n") and len(parts) > 1 else " "
+            lines.append(f"{start}:{first}{between.join(parts)}")
         else:
             attacks = ", ".join(filter(None, parts))
             lines.append(f"{name}: {shared}{f' ({attacks})' if attacks else ''}")
