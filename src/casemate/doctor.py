@@ -186,9 +186,9 @@ def _audience(app: App) -> Iterator[Finding]:
         clients = [b for b in events if b.get("role") == "client" and b.get("key") not in revoked]
         restricted = sum(policy.restricts(Query("", groups=frozenset(b.get("groups", ())))) for b in clients)
         enforced = app.mode == "enforce"
-        how = "" if enforced else f"; NOT carried out: the guard's mode is {app.mode}"
+        how = "" if enforced else f"; NOT carried out in mode {app.mode}: run 'casemate enforce'"
         detail = (
-            f"unentitled clients receive {policy.unentitled}; {len(policy.rules)} rules"
+            f"unentitled clients receive {policy.unentitled}; {plural(len(policy.rules), 'rule')}"
             f"{' and a function' if policy.function else ''}; "
             f"{restricted} of {len(clients)} client keys are restricted{how}"
         )

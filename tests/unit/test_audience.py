@@ -23,7 +23,7 @@ from casemate.doctor import examine
 from casemate.errors import ConfigError
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.gateway.mcp.found_documents import judge_found
-from casemate.guard.audience import AudiencePolicy, EntitlementRule, ReleasedDocument
+from casemate.guard.audience import IGNORED, AudiencePolicy, EntitlementRule, ReleasedDocument
 from casemate.guard.defenses.honeytoken import HoneyToken
 from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.guard import Guard
@@ -425,6 +425,16 @@ def test_ask_as_a_client_explains(folder):
         assert not app.store.scan("verdict")  # nothing is recorded about the client
 
 
+def test_ask_as_a_restricted_client_warns_in_observe_mode(folder):
+    text = (folder / "casemate.yaml").read_text()
+    (folder / "casemate.yaml").write_text(text.replace("guard:", "guard:\n  mode: observe"))
+    warned = {
+        name: IGNORED in " ".join(cli_run("ask", QUESTION, "--as", name).split()) for name in ("visitor", "archive")
+    }
+    assert warned == {"visitor": True, "archive": False}
+    assert IGNORED not in " ".join(cli_run("ask", QUESTION, "--as", "visitor", "--guard", "enforce").split())
+
+
 def test_ask_as_an_unknown_client_is_refused(folder):
     with pytest.raises(ConfigError, match="no valid key"):
         CliRunner().invoke(cli, ["ask", QUESTION, "--as", "stranger"], catch_exceptions=False)
@@ -438,7 +448,8 @@ def test_doctor_shows_the_policy(folder):
     assert group.ok is None and group.detail.endswith("names these groups of keys: ['visitor']")
     text = (folder / "casemate.yaml").read_text()
     (folder / "casemate.yaml").write_text(text.replace("guard:", "guard:\n  mode: observe"))
-    assert [f.ok for f in examine(None) if f.name == "audience"][0] is False
+    observing = next(f for f in examine(None) if f.name == "audience")
+    assert observing.ok is False and "; NOT carried out in mode observe: run 'casemate enforce'" in observing.detail
     (folder / "casemate.yaml").write_text(text.replace("archivist", "archivists"))
     details = [f.detail for f in examine(None) if f.ok is None]
     assert any("no client key has these groups of guard.audience.entitled: ['archivists']" in d for d in details)

@@ -165,6 +165,7 @@ def test_a_verdict_shows_decision_reason_and_what_is_withheld():
     assert last == "  withheld sources: a.md, b.md"
     assert lines([], False, ())[0] == "mirabel: not flagged, nothing withheld; score 11.5000, threshold 13.7000"
     assert "1 chunk would be withheld (observe mode)" in lines(["closeness"], enforced=False)[0]
+    assert lines(["closeness"], enforced=False, withheld=["a.md"])[-1] == "  would withhold sources: a.md"
     assert lines([], False, (), threshold=None, undecided="3 documents")[:2] == [
         "mirabel: could not decide, nothing withheld",
         "  reason: 3 documents",

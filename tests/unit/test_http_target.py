@@ -300,6 +300,7 @@ class TestReply:
             ((404, {}), "HTTP 404: there is nothing at this path"),
             ((401, {}), "HTTP 401: the key is missing or rejected"),
             ((418, {}), "HTTP 418: the request is rejected"),
+            ((422, {}), "does not accept this body; correct the option body (casemate try: --body)"),
             ((304, {}), "HTTP 304"),
         ],
     )

@@ -21,6 +21,7 @@ from casemate.config import Config
 from casemate.errors import BackendError, ConfigError, QueryError
 from casemate.gateway.auth.keys import ApiKey, ApiKeyStore, query_of
 from casemate.guard import verdict_log
+from casemate.guard.audience import IGNORED
 from casemate.protocols import Target
 from casemate.rag.pipeline import require_answerable
 from casemate.rag.question_file import read_questions
@@ -55,6 +56,7 @@ def ask(
     settings = _with_mode(configuration.read(config), guard)
     with open_app(settings) as app:
         asker = _Asker.of(app, as_client, client, tenant, settings.rag.k if k is None else k)
+        asker.warn_of_observe_mode()
         if questions is not None:
             with closing(read_questions(questions)) as lines:
                 first = next(lines, None)  # opens the file
@@ -96,6 +98,11 @@ class _Asker:
             return query_of(self.key, text, self.key.id, self.k)
         # A fresh client name: questions of the operator must not add to the evidence against a client.
         return Query(text, client=self.client or f"cli-{uuid.uuid4().hex}", tenant=self.tenant, k=self.k)
+
+    def warn_of_observe_mode(self) -> None:
+        """Says that a key with restrictions is answered without them."""
+        if self.key is not None and self.app.ignores_audience and self.app.guard.audience.restricts(self.query("")):
+            say.print(f"[yellow]warning:[/yellow] {IGNORED}; --guard enforce shows the answer with it", soft_wrap=True)
 
     def print_stream(self, question: str) -> None:
         """Streams the answer, and reports to the operator what was withheld."""

@@ -42,12 +42,13 @@ def verdict_lines(v: Verdict) -> list[str]:
         f"{v.defense}: {_decision(v)}{_figures(v) if scored else ''}",
         f"  reason: {reason(v.defense, v.evidence)}",
     ]
+    kept_back = "withheld" if v.enforced else "would withhold"
     if sources := v.evidence.get("withheld"):
         scores = v.evidence.get("scores", {})
         judged = [f"{s} (score {scores[s]:.4f})" if s in scores else s for s in sources]
-        lines.append(f"  withheld sources: {some(judged)}")
+        lines.append(f"  {kept_back} sources: {some(judged)}")
     elif v.hidden:
-        lines.append(f"  withheld chunks: {some(v.hidden)}")
+        lines.append(f"  {kept_back} chunks: {some(v.hidden)}")
     return lines
 
 
