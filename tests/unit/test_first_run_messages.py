@@ -19,7 +19,7 @@ from casemate.guard import defenses
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
 from casemate.rag.question_file import questions_in
 from casemate.reports import verdicts
-from casemate.reports.verdicts import verdict_lines
+from casemate.reports.verdicts import evidence_items, verdict_lines
 from casemate.types import Action, Document, Verdict
 from tests.fakes import BagOfWords
 
@@ -172,6 +172,10 @@ def test_a_verdict_shows_decision_reason_and_what_is_withheld():
     ]
     failed = Verdict("quorum", False, Action.WITHHOLD, 0.0, None, evidence={"error": "OSError"})
     assert verdict_lines(failed) == ["quorum: failed, the whole context withheld", "  reason: OSError"]
+
+
+def test_empty_evidence_is_left_out():
+    assert evidence_items({"why": [], "target": "", "came_in": 0, "p": 0.25}) == [("came in", "0"), ("p", "0.25")]
 
 
 def test_each_withheld_source_is_shown_with_its_score():

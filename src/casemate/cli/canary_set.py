@@ -31,6 +31,7 @@ from casemate.monitor.trends import baseline
 from casemate.monitor.trends.baseline import BASELINE_RUNS, Baseline
 from casemate.protocols import Target
 from casemate.rag.question_file import questions_in
+from casemate.reports.format import percent
 from casemate.runtime.files import write_atomically
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
@@ -212,14 +213,14 @@ def _show_suggestion(found: CanarySuggestion, file: Path, wanted: int) -> None:
     )
     coverage = found.coverage
     regions = f"{len(coverage.regions) - len(coverage.uncovered)} of {len(coverage.regions)} regions of the corpus"
-    out.print(f"covered: {regions}, {coverage.documents:.0%} of the chunks")
+    out.print(f"covered: {regions}, {percent(coverage.documents)} of the chunks")
     if coverage.traffic is not None:
-        out.print(f"covered: {coverage.traffic.value:.0%} of the given questions")
+        out.print(f"covered: {percent(coverage.traffic.value)} of the given questions")
     for region in coverage.uncovered:
         out.print(shown(f"not covered: {region.name} ({region.chunks} chunks)"), soft_wrap=True)
     if found.dropped:
         reasons = Counter(d.reason.removeprefix("not filled: ") for d in found.dropped).most_common(SHOWN_REASONS)
-        listed = "; ".join(f"{reason} ({count})" for reason, count in reasons)
+        listed = "; ".join(f"{reason.replace('_', ' ')} ({count})" for reason, count in reasons)
         out.print(shown(f"other drafts were dropped, {len(found.dropped)} in all, mostly: {listed}"), soft_wrap=True)
 
 

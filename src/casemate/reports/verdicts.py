@@ -65,8 +65,8 @@ def reason(defense: str, evidence: Mapping[str, Any]) -> str:
 
 
 def evidence_items(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The recorded evidence as names and values."""
-    return [(name.replace("_", " "), _text(value)) for name, value in evidence.items()]
+    """The recorded evidence as names and values, without empty texts and lists."""
+    return [(name.replace("_", " "), text) for name, value in evidence.items() if (text := _text(value))]
 
 
 def _decision(v: Verdict) -> str:
@@ -99,7 +99,7 @@ def _withheld(v: Verdict) -> str:
 
 
 def _listed(e: Mapping[str, Any]) -> str:
-    return "; ".join(f"{name}: {value}" for name, value in evidence_items(e) if value) or "none given"
+    return "; ".join(f"{name}: {value}" for name, value in evidence_items(e)) or "none given"
 
 
 def _text(value: object) -> str:

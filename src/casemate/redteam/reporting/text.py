@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -107,11 +108,14 @@ def format_value_and_limit(value: float | None, limit: float | None) -> tuple[st
 
     >>> format_value_and_limit(0.0504, 0.05), format_value_and_limit(0.3, 0.05), format_value_and_limit(12.0, 0.0)
     (('.0504', '.0500'), ('.30', '.05'), ('12', '0'))
+    >>> format_value_and_limit(0.1 + 0.2, 0.3)  # not equal as floating-point numbers
+    ('.30', '.30')
     """
     if value is not None and limit is not None and value.is_integer() and limit.is_integer():
         return f"{value:.0f}", f"{limit:.0f}"
     digits = 2
-    while value != limit and number(value, digits) == number(limit, digits) != "–" and digits < 6:
+    differ = value is not None and limit is not None and not math.isclose(value, limit, abs_tol=1e-6)
+    while differ and number(value, digits) == number(limit, digits) != "–" and digits < 6:
         digits += 1
     return number(value, digits), number(limit, digits)
 
