@@ -714,6 +714,16 @@ class TestForms:
             }
             assert visitor.post("/quarantine/drop", selected=held[0].key).status_code == 409
 
+    @pytest.mark.parametrize(
+        ("gate", "expected"), [(True, "off until the index has 500 chunks (now 40)"), (False, "Set monitor.gate: true")]
+    )
+    def test_an_empty_quarantine_says_if_nothing_is_screened(self, gate, expected, tmp_path):
+        app = make(tmp_path)
+        app = replace(app, config=configuration.with_overrides(app.config, monitor={"gate": gate}))
+        with visiting(app) as visitor:
+            page = visitor.get("/quarantine").text
+        assert expected in page and "look like poisoning are quarantined" not in page
+
     def test_a_quarantined_source_is_compared_with_its_indexed_version(self, tmp_path):
         app = make(tmp_path)
         asyncio.run(app.guard.add([Document("toll#1", "The toll is due on Mondays.", source="toll")]))

@@ -12,11 +12,12 @@ from typing import Any
 from rapidfuzz.distance import Levenshtein
 from starlette.exceptions import HTTPException
 
-from casemate.errors import DataError
+from casemate.errors import CasemateError, DataError
 from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.records import VerdictRecord, withheld_phrase
 from casemate.gateway.dashboard.table import Column
 from casemate.monitor.poisoning.quarantine import Quarantine, QuarantinedSource
+from casemate.monitor.service import missing_screening
 from casemate.monitor.trends.baseline import record_if_changed
 from casemate.reports.format import plural
 from casemate.types import Document, Event, Vector
@@ -122,8 +123,18 @@ def quarantine(request: PageRequest) -> Page:
         "waiting": [_card(q) for q in found if q.state == "held"],
         "reviewed": request.table("Reviewed sources", REVIEWED, decided, order="-at"),
         "gate": request.app.config.monitor.gate,
+        "unscreened": _unscreened(request, tenants),
     }
     return Page("quarantine.html", context)
+
+
+def _unscreened(request: PageRequest, tenants: Sequence[str]) -> list[str]:
+    """One sentence for each tenant whose documents are not screened although it is configured."""
+    try:
+        found = {tenant: missing_screening(request.app, tenant) for tenant in tenants}
+    except CasemateError as error:
+        return [f"The index cannot be read: {error}."]
+    return [f"Screening of tenant {tenant} is {why}." for tenant, why in found.items() if why]
 
 
 def _card(source: QuarantinedSource) -> dict[str, Any]:
