@@ -470,7 +470,8 @@ class Config(Section):
 class StrictLoader(yaml.SafeLoader):
     """Loads YAML without aliases, because a few lines of aliases can expand to millions of nodes.
 
-    A mapping has each key once: of two, YAML would drop the first one, and with it the options of a whole section.
+    A mapping that is constructed has each key once. Of two, YAML would drop the first one, and with it the options of
+    a whole section.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -483,11 +484,13 @@ class StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Constructs a mapping like the base class, but refuses a key that occurs twice."""
         seen = set[tuple[str, str]]()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
-                problem = f"the key {key.value!r} occurs twice; write its values under one"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            seen.add((key.tag, str(key.value)))
+        keys = [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+        for key in keys:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    problem = f"the key {key.value!r} occurs twice; write its values under one"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
 
 

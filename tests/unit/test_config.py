@@ -76,6 +76,8 @@ def test_a_file_that_is_not_yaml_is_refused(tmp_path, content):
     [
         ("guard:\n  audience: {unentitled: nothing}\nguard:\n  mode: enforce\n", "'guard' occurs twice"),
         ("guard: {defenses: [{use: crawl_limit, questions: 9, questions: 90}]}", "'questions' occurs twice"),
+        ("guard: !!map [a]", "expected a mapping node"),
+        ("guard: !!map abc", "expected a mapping node"),
     ],
 )
 def test_a_key_that_occurs_twice_is_refused(tmp_path, text, problem):

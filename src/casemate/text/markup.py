@@ -1,26 +1,33 @@
-"""Removes links and tags from text, so that parts of addresses are not read as words of its author."""
+"""Removes the links and tags of a text. Their parts are no words of the text."""
 
 from __future__ import annotations
 
 import re
 
-_LINK = re.compile(r"!?\[([^\[\]\n]{0,300})\]\([^()\s]{1,2000}(?:\s+\x22[^\x22\n]{0,200}\x22)?\)")
-_ADDRESS = re.compile(r"\b(?:https?://|www\.)[^\s<>()\[\]\x22]*")
-_TAG = re.compile(
-    r"</?(?:a|b|blockquote|br|code|dd|details|div|dl|dt|em|figcaption|figure|h[1-6]|hr|i|img|li|ol|p|pre|span|strong|sub"
-    r"|summary|sup|table|tbody|td|th|thead|tr|ul)\b[^<>\n]{0,1000}>",
-    re.IGNORECASE,
+_LINK = re.compile(r"!?\[([^\[\]\n]{0,300})\]\([^()\s]{1,2000}(?:[ \t]+\x22[^\x22\n]{0,200}\x22)?\)")
+_ADDRESS = re.compile(r"(?<![A-Za-z0-9])(?:https?://|www\.)[!#-'*-;=?-Z\\^-~]*(?<![.,;:!?'*_])", re.IGNORECASE)
+"""A web address: printable ASCII characters without quotes and brackets, up to the punctuation that follows it."""
+_ATTRIBUTES = r"(?:[ \t]+[\w:-]{1,50}[ \t]*=[^<>\n]{0,1000})?[ \t]*/?>"
+_BLOCKS = (
+    "blockquote|br|dd|details|div|dl|dt|figcaption|figure|h[1-6]|hr|img|li|ol|p|pre|summary|table|tbody|td|th|thead|tr"
 )
+_BLOCK_TAG = re.compile(rf"</?(?:{_BLOCKS}|ul){_ATTRIBUTES}", re.IGNORECASE)
+_INLINE_TAG = re.compile(rf"</?(?:a|b|code|em|i|span|strong|sub|sup){_ATTRIBUTES}", re.IGNORECASE)
 
 
 def without_links(text: str) -> str:
-    """Replaces links of Markdown by their labels, and removes web addresses and HTML tags.
+    """Removes links and HTML tags; of a link of Markdown, the label stays.
 
-    >>> without_links('Use [the form](https://a.example/forms "Forms") or www.a.example.<br>Call <b>ext. 7</b>.')
-    'Use the form or  Call  ext. 7 .'
+    A web address becomes a semicolon, so that the words beside it do not follow each other. A tag that ends a block of
+    text ends the paragraph.
+
+    >>> without_links('Use [the form](https://a.example/forms "Forms"), or www.a.example. Call <b>ext. 7</b>.')
+    'Use the form, or  ; . Call ext. 7.'
+    >>> without_links("<td>Ann</td><td>Ben, if weight <b 40 kg</td>").split()
+    ['Ann', 'Ben,', 'if', 'weight', '<b', '40', 'kg']
     """
     if "](" in text:
         text = _LINK.sub(r"\1", text)
-    if "://" in text or "www." in text:
-        text = _ADDRESS.sub("", text)
-    return _TAG.sub(" ", text) if "<" in text else text
+    if "://" in text or "www." in text.lower():
+        text = _ADDRESS.sub(" ; ", text)
+    return _INLINE_TAG.sub("", _BLOCK_TAG.sub("\n\n", text)) if "<" in text else text

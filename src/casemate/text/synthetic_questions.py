@@ -71,7 +71,7 @@ class _QuestionGenerator:
     def __init__(self, document: Document, rng: np.random.Generator) -> None:
         self.rng, self.title = rng, document.title
         whole = [s for s in sentences(without_links(document.text)) if 6 <= len(s.split()) <= 40]
-        self.sentence = str(rng.choice(whole)) if whole else document.content[:200]
+        self.sentence = str(rng.choice(whole)) if whole else without_links(document.content)[:200]
 
     def generate(self, kind: str) -> str:
         phrases = _phrases(self.sentence) or _phrases(self.title) or [["this"]]

@@ -143,7 +143,8 @@ class AskedQuestion:
     @classmethod
     def of(cls, text: str) -> AskedQuestion:
         """Reads a question."""
-        tokens = [t for s in sentences(text) for t in Sentence(s).tokens]
+        plain = without_links(text)
+        tokens = [t for s in sentences(plain) for t in Sentence(s).tokens]
         kind = Question(text).type
         place = None if kind is None else TYPES.index(kind)
         lemmas = {t.lemma for t in tokens} | {lemma(w) for t in tokens for w in t.written.split()}
@@ -209,7 +210,7 @@ def lemma(word: str) -> str:
 
 @lru_cache(maxsize=CACHED_TEXTS)
 def read_text(text: str, questions: bool = False) -> tuple[Sentence, ...]:
-    """Splits a text, without links and markup, into sentences of content words.
+    """Splits a text, whose links and tags are removed, into sentences of content words.
 
     Sentences that are questions are left out, unless ``questions``. Cached.
     """
@@ -325,7 +326,7 @@ def excerpt(question: AskedQuestion, unit: Document, most: int) -> Document | No
 
 
 def _heading(title: str) -> frozenset[str]:
-    return frozenset(stem(word.lower()) for word in TOKEN.findall(title))
+    return frozenset(stem(word.lower()) for word in TOKEN.findall(without_links(title)))
 
 
 def _ranked(question: AskedQuestion, found: Sequence[Sentence], heading: frozenset[str]) -> list[tuple[float, int]]:
