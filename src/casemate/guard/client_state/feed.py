@@ -22,7 +22,7 @@ from casemate.types import Event
 RESET = "forgiven"
 """Key in the body of an event that discards the state of a client."""
 MAX_HOURS = 876_000
-"""Longest time that clients are remembered: a hundred years. A longer one begins before the year 1, which `datetime` lacks."""
+"""Longest time that clients are remembered: a hundred years. A longer one begins before the year 1."""
 _ARRIVAL: ContextVar[float] = ContextVar("casemate-question-arrival")
 """Arrival of the question that is judged, by the monotonic clock; not set outside ``question_arrived``."""
 Apply: TypeAlias = Callable[[str, str, Mapping[str, Any], float], None]

@@ -72,8 +72,8 @@ class Quorum(Defense):
             one unit.
         writer: A generator that answers the question from each unit alone, all at once; none: its best sentences.
         writer_s: Seconds after which a unit whose answer the writer has not finished abstains, above 0. Set it below
-            ``gateway.timeout_s``: otherwise one document on which the writer hangs prevents every answer. In a batch, it
-            can make the other units exceed it, too.
+            ``gateway.timeout_s``: otherwise one document on which the writer hangs prevents every answer. In a batch,
+            it can make the other units exceed it, too.
         epsilon: Budget of differential privacy of a unit in one period, over all clients, above 0; none: no noise. Then
             ``support``, ``jitter``, ``secret`` and ``units`` have no effect: all units above the floor are heard, and
             noise decides. Needs ``casemate[dp]``.
