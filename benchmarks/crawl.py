@@ -177,8 +177,10 @@ class Judge:
         self.ground, self.reader = ground, SimulatedReader()
         self.asked: list[tuple[str, str]] = []
         for text in ground.questions:
+            if len(self.asked) == JUDGED:
+                break
             answer = asyncio.run(ground.rag.ask(Query(text, "judge", k=K))).text
-            if not is_refusal(answer) and len(self.asked) < JUDGED:
+            if not is_refusal(answer):
                 self.asked.append((text, answer))
 
     async def accuracy(self, replies: Sequence[str]) -> list[float]:
@@ -285,7 +287,7 @@ def _worst_first(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
         worst = sorted(cells, key=lambda label: cells[label]["crr"][0], reverse=True)
         rows = {a: {what: cells[a][what] for what in ("crr", "ratio", "coverage_ratio")} for a in worst}
         ratios = [row["ratio"][0] for row in rows.values() if row["ratio"]]
-        reports[setting] = rows | {"mean_ratio": sum(ratios) / max(len(ratios), 1)}
+        reports[setting] = rows | {"mean_ratio": sum(ratios) / len(ratios) if ratios else None}
     return reports
 
 

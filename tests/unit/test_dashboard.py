@@ -533,6 +533,11 @@ class TestPages:
         assert "mirabel 1, crawl_limit 1" in clients or "crawl_limit 1, mirabel 1" in clients
         assert "1 of 2" in overview and "(1 of 2;" in page
 
+    def test_evidence_above_the_alarm_is_shown_by_its_limit(self, tmp_path):
+        alarmed = verdict(1, defense="crawl_limit", score=1e100, threshold=100_000.0, flagged=True)
+        with visiting(make(tmp_path), alarmed) as visitor:
+            assert "evidence above 100,000" in visitor.get("/verdicts").text
+
     def test_with_several_defenses_each_has_its_own_scale(self, tmp_path):
         crawl = {"defense": "crawl_limit", "score": 1.0, "threshold": 100_000.0}
         events = (verdict(0), verdict(1, flagged=True), verdict(2, **crawl), verdict(3, **crawl))

@@ -84,9 +84,14 @@ def _decision(v: Verdict) -> str:
     return f"{what}, {withheld} withheld" if v.enforced else f"{what}, {withheld} would be withheld (observe mode)"
 
 
+def evidence_figure(score: float, threshold: float) -> str:
+    """The evidence of ``crawl_limit`` against a client, and the value above which it raises an alarm."""
+    return f"evidence above {threshold:,.0f}" if score > threshold else f"evidence {score:.3g} of {threshold:,.0f}"
+
+
 def _figures(v: Verdict) -> str:
-    if v.defense == "crawl_limit":
-        return f"; evidence {v.score:.3g} of {v.threshold:,.0f}"
+    if v.threshold is not None and v.defense == "crawl_limit":
+        return f"; {evidence_figure(v.score, v.threshold)}"
     return f"; score {v.score:.4f}, threshold {v.threshold:.4f}"
 
 

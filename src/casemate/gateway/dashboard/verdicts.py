@@ -19,7 +19,7 @@ from casemate.gateway.dashboard.time_range import by_bin
 from casemate.gateway.dashboard.topics import TopicMapCache
 from casemate.reports.format import decimal, plural
 from casemate.reports.svg import FramedChart, score_meter, score_scatter
-from casemate.reports.verdicts import evidence_items, reason
+from casemate.reports.verdicts import evidence_figure, evidence_items, reason
 
 OUTCOMES = (
     ("", "all"),
@@ -240,7 +240,7 @@ def _figures(v: VerdictRecord) -> str:
     if v.threshold is None or not (v.score or v.threshold):
         return "no threshold" if v.threshold is None else "no score"
     if v.defense == "crawl_limit":
-        return f"evidence {v.score:.3g} of {v.threshold:,.0f}"
+        return evidence_figure(v.score, v.threshold)
     return f"{decimal(v.score)}, threshold {decimal(v.threshold)}"
 
 
