@@ -274,7 +274,7 @@ def test_the_command(tmp_path: Path) -> None:
     found = CliRunner().invoke(cli, ["redteam", "replay", str(file)])
     assert found.exit_code == 0, found.output
     assert "model: [b]m" in found.output
-    for cell in ("direct", "script", "1.00 [1.00, 1.00]", "0.75", "50%"):
+    for cell in ("direct", "script", "1.00 [1.00, 1.00]", "0.75", "50 %"):
         assert cell in found.output
     found = CliRunner().invoke(cli, ["redteam", "replay", str(file), "--json"])
     data = json.loads(found.output)
