@@ -7,12 +7,13 @@ import re
 _LINK = re.compile(r"!?\[([^\[\]\n]{0,300})\]\([^()\s]{1,2000}(?:[ \t]+\x22[^\x22\n]{0,200}\x22)?\)")
 _ADDRESS = re.compile(r"(?<![A-Za-z0-9])(?:https?://|www\.)[!#-'*-;=?-Z\\^-~]*(?<![.,;:!?'*_])", re.IGNORECASE)
 """A web address: printable ASCII characters without quotes and brackets, up to the punctuation that follows it."""
-_ATTRIBUTES = r"(?:[ \t]+[\w:-]{1,50}[ \t]*=[^<>\n]{0,1000})?[ \t]*/?>"
+_END = r"(?:[ \t]+[\w:-]{1,50}[ \t]*=[^<>\n]{0,1000}|[ \t]*/?)>"
+"""The rest of a tag after its name: attributes, or nothing."""
 _BLOCKS = (
     "blockquote|br|dd|details|div|dl|dt|figcaption|figure|h[1-6]|hr|img|li|ol|p|pre|summary|table|tbody|td|th|thead|tr"
 )
-_BLOCK_TAG = re.compile(rf"</?(?:{_BLOCKS}|ul){_ATTRIBUTES}", re.IGNORECASE)
-_INLINE_TAG = re.compile(rf"</?(?:a|b|code|em|i|span|strong|sub|sup){_ATTRIBUTES}", re.IGNORECASE)
+_BLOCK_TAG = re.compile(rf"</?(?:{_BLOCKS}|ul){_END}", re.IGNORECASE)
+_INLINE_TAG = re.compile(rf"</?(?:a|b|code|em|i|span|strong|sub|sup){_END}", re.IGNORECASE)
 
 
 def without_links(text: str) -> str:
