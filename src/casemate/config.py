@@ -484,13 +484,12 @@ class StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Constructs a mapping like the base class, but refuses a key that occurs twice."""
         seen = set[tuple[str, str]]()
-        keys = [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
-        for key in keys:
-            if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in seen:
-                    problem = f"the key {key.value!r} occurs twice; write its values under one"
-                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-                seen.add((key.tag, key.value))
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in seen:
+                problem = f"the key {key.value!r} occurs twice; write its values under one"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
 
 

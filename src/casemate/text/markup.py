@@ -10,9 +10,10 @@ _ADDRESS = re.compile(r"(?<![A-Za-z0-9])(?:https?://|www\.)[!#-'*-;=?-Z\\^-~]*(?
 _END = r"(?:[ \t]+[\w:-]{1,50}[ \t]*=[^<>\n]{0,1000}|[ \t]*/?)>"
 """The rest of a tag after its name: attributes, or nothing."""
 _BLOCKS = (
-    "blockquote|br|dd|details|div|dl|dt|figcaption|figure|h[1-6]|hr|img|li|ol|p|pre|summary|table|tbody|td|th|thead|tr"
+    "blockquote|br|dd|details|div|dl|dt|figcaption|figure|h[1-6]|hr|img|li|ol|p|pre|summary|table|tbody|td|th|thead"
+    "|tr|ul"
 )
-_BLOCK_TAG = re.compile(rf"</?(?:{_BLOCKS}|ul){_END}", re.IGNORECASE)
+_BLOCK_TAG = re.compile(rf"</?(?:{_BLOCKS}){_END}", re.IGNORECASE)
 _INLINE_TAG = re.compile(rf"</?(?:a|b|code|em|i|span|strong|sub|sup){_END}", re.IGNORECASE)
 
 
