@@ -223,12 +223,12 @@ async def _attacked(ground: Ground, judge: Judge, label: str, questions: int) ->
     return found
 
 
-def make_attack(label: str, embedder: CachedEmbedder) -> ExtractionAttack:
-    """A crawler with its default options; after ``+``, the transform that it asks for."""
+def make_attack(label: str, embedder: CachedEmbedder, **options: Any) -> ExtractionAttack:
+    """A crawler with these options, otherwise its defaults; after ``+``, the transform that it asks for."""
     name, _, transform = label.partition("+")
     cls = plugins.load("crawler", name)
-    options: dict[str, Any] = {"embedder": embedder} if "embedder" in cls.__dataclass_fields__ else {}
-    made: ExtractionAttack = cls(**options)
+    own = {"embedder": embedder} if "embedder" in cls.__dataclass_fields__ else {}
+    made: ExtractionAttack = cls(**own, **options)
     return TransformedCrawler(made, transform) if transform else made
 
 

@@ -129,8 +129,8 @@ async def _crawls(
 
 
 def _attacker(name: str, ground: Ground, writer: Generator | None) -> ExtractionAttack:
-    attack = make_attack(name.removesuffix(", written"), ground.embedder)
-    return replace(attack, writer=writer) if name in WRITTEN else attack  # type: ignore[type-var]
+    options = {"writer": writer} if name in WRITTEN else {}
+    return make_attack(name.removesuffix(", written"), ground.embedder, **options)
 
 
 def _measured(crawler: Crawler, traces: Mapping[str, CrawlTrace], ground: Ground, questions: int) -> dict[str, Any]:
