@@ -7,9 +7,9 @@ Small collections: texts of a corpus with at most `WORDS` words. Attackers are t
 transforms, and with ``writer=`` also those whose questions a second model writes. All attackers and settings run at the
 same time, so that their answers form batches; the simulated reader answers the same attackers. Answers are kept in
 `build/real_extraction`: an interrupted run begins again, and is answered from there as far as it was, so the defense
-has seen every question. ``measure`` asks no model: it measures each attacker as far as it was answered without a
-defense and in every setting, and keeps what it measured of others. An attacker without an answer to the next question
-has an error there.
+has seen every question. ``measure`` asks no model, and keeps what it measured of other attackers. A crawl without an
+answer to its next question has an error there; the other crawls of the attacker are then measured as far as it came. A
+crawl that its attacker ended earlier is complete: RAG-Thief does so after 50 questions without a new chunk.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main() -> None:
             simulated = asyncio.run(_crawls(ground, SimulatedReader(), by, attackers, questions))
             crawls: dict[str, dict[str, Any]] = {"crawls": {}, "simulated": {}}
             for attack, (crawler, traces) in found.items():
-                asked = min(len(trace.exchanges) for trace in traces.values())
+                asked = min((len(trace.exchanges) for trace in traces.values() if trace.error), default=questions)
                 crawls["crawls"][attack] = _measured(crawler, traces, ground, asked)
                 crawls["simulated"][attack] = _measured(*simulated[attack], ground, asked)
                 print(corpus, attack, asked, file=sys.stderr, flush=True)
@@ -134,7 +134,7 @@ def _attacker(name: str, ground: Ground, writer: Generator | None) -> Extraction
 
 
 def _measured(crawler: Crawler, traces: Mapping[str, CrawlTrace], ground: Ground, questions: int) -> dict[str, Any]:
-    """The figures of as many questions as every crawl asked."""
+    """The figures of at most so many questions of each crawl."""
     cut = {
         name: replace(t, exchanges=t.exchanges[:questions], finds=tuple(f for f in t.finds if f.query <= questions))
         for name, t in traces.items()

@@ -41,7 +41,7 @@ def withheld(corpus: str) -> Iterator[str]:
 def extraction() -> Iterator[str]:
     """Lines of Markdown: share of the texts that crawlers recover, by reader; the most from one client first.
 
-    The simulated reader's share is that with as many questions as the last reader of the row got.
+    The number of questions is that without a defense.
     """
     rows: dict[tuple[str, str], dict[str, list[str]]] = {}
     worst: dict[tuple[str, str], float] = {}
@@ -50,7 +50,7 @@ def extraction() -> Iterator[str]:
             own = held["readers"][model]
             for crawler, found in own["crawls"].items():
                 key, one, twenty = (corpus, crawler), found["1 client"]["crr"][0], found["20 clients"]["crr"][0]
-                cells = [str(found["questions"]), _rate(found["off"]["crr"]), _point(one), _point(twenty)]
+                cells = [str(found["off"]["questions"]), _rate(found["off"]["crr"]), _point(one), _point(twenty)]
                 simulated = own["simulated"][crawler]
                 compared = "–" if simulated["errors"] else _point(simulated["off"]["crr"][0])
                 rows.setdefault(key, {}).update({model: cells, SIMULATED: [compared]})
