@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
     asked: int
 
 
-OFFLINE, GIVEN = Sizes(20, 320, 80), Sizes(20, 96, 40)
+OFFLINE, GIVEN = Sizes(20, 320, 80), Sizes(4, 96, 40)
 """With the offline pair, and with a given one, which is hundreds of times larger."""
 RECORDS = 120
 """Chunks of Table 2; re-indexing needs 100."""
