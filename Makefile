@@ -42,12 +42,10 @@ release: $(VENV)/.dev  ## source archive, wheel, SBOM and digests of the last co
 
 bench: $(VENV)/.dev  ## results go to benchmarks/results
 	$(BIN)/python -m benchmarks.detection
-	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.nfcorpus
 	$(BIN)/python -m benchmarks.extractive
 	$(BIN)/python -m benchmarks.footprint
 	$(BIN)/python -m benchmarks.first_run
-	$(BIN)/python -m benchmarks.recovery
 	$(BIN)/python -m benchmarks.reindex
 	$(BIN)/python -m benchmarks.recorded
 	$(BIN)/python -m benchmarks.honey
