@@ -1,35 +1,26 @@
 """What Mirabel's decision costs, from the moments and by the scan of Algorithm 1.
 
 Cost counted: background of the query, threshold, decision, verdict. Not counted: embedding and search, which a RAG
-does anyway.
+does anyway. BLAS uses one thread, as in a process that answers queries.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import numpy as np
 
-from benchmarks import ROOT, SEED, clustered, median_s, save
+from benchmarks import SEED, clustered, median_s, save
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.maths.moments import CorpusMoments
+from casemate.runtime.blas_threads import single_blas_thread
 from casemate.types import Document, Hit, Retrieval
 
 REPEATS = 3000
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def main() -> None:
-    """Measures with all cores, and in a second process with one."""
-    if "--raw" in sys.argv:
-        print(json.dumps(measure()))
-        return
-    command, environment = [sys.executable, "-m", "benchmarks.detection", "--raw"], os.environ | ONE_THREAD
-    one = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    save("detection", {"all_cores": measure(), "one_thread": json.loads(one.stdout)})
+    """Measures with one thread."""
+    with single_blas_thread():
+        save("detection", measure())
 
 
 def measure() -> dict[str, float]:
