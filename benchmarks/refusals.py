@@ -3,8 +3,8 @@
 The third held-out set was written before the present detector, by the same author, and its misjudged replies were not
 inspected. The first two sets became development data of this detector.
 
-``EARLIER`` holds earlier measurements: a detector that handled English only, patterns in six languages, and the first
-measurement of the third set, before the detector was developed further.
+``EARLIER`` holds earlier measurements of that set: patterns in six languages, and the first measurement of this
+detector, before it was developed further.
 """
 
 from __future__ import annotations
@@ -20,20 +20,10 @@ from casemate.text.refusals import is_refusal
 
 SETS = ("held_out_3", "held_out_2", "held_out", "development")
 EARLIER = {
-    "english_only": {
-        "held_out": {"recall": [80, 250], "precision": [80, 82]},
-        "held_out_2": {"recall": [75, 250], "precision": [75, 75]},
-    },
-    "first_measurement": {
-        "held_out": {"recall": [243, 250], "precision": [243, 243]},
-        "held_out_2": {"recall": [207, 250], "precision": [207, 211]},
-        "held_out_3": {"recall": [240, 250], "precision": [240, 246]},
-    },
-    "patterns": {
-        "held_out_2": {"recall": [221, 250], "precision": [221, 224]},
-        "held_out_3": {"recall": [219, 250], "precision": [219, 220]},
-    },
+    "first_measurement": {"held_out_3": {"recall": [240, 250], "precision": [240, 246]}},
+    "patterns": {"held_out_3": {"recall": [219, 250], "precision": [219, 220]}},
 }
+"""Counts of measurements that cannot be repeated, since the detector changed."""
 
 
 def load(name: str) -> list[dict[str, Any]]:
