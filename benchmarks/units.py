@@ -161,8 +161,9 @@ def _aucs(trials: Trials, attack: str, inside: Sequence[Document], outside: Sequ
     found = {}
     for label in ("off", "before", "on"):
         score = {t.candidate: t.features[0] for t in trials.done.get((attack, label), ())}
-        sides = [[score[d.source] for d in side if d.source in score] for side in (inside, outside)]
-        found[label] = [float(value) for value in bootstrap(auc, *sides, SEED)] if all(sides) else None
+        members, others = ([score[d.source] for d in side if d.source in score] for side in (inside, outside))
+        measured = members and others
+        found[label] = [float(value) for value in bootstrap(auc, members, others, SEED)] if measured else None
     return found
 
 

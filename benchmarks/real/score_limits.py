@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _fitter(rag: Rag) -> _Fitter:
-    return _Fitter(Mirabel(embedder=rag.embedder, index=rag.index), rag, CalibrationSettings(k=K), lambda count: None)
+    return _Fitter(Mirabel(embedder=rag.embedder, index=rag.index), rag, CalibrationSettings(k=K))
 
 
 async def _people(embedder: CachedEmbedder) -> Calibration:
