@@ -3,14 +3,13 @@
 ``python -m benchmarks.extractive`` measures it on the SQuAD development set, NFCorpus and the sample corpus, beside the
 earlier generator and two naive baselines: the sentence of the best chunk with the largest cosine, or BM25 score.
 ``python -m benchmarks.extractive fit`` prints the weights of ``casemate.text.answering``, fitted on other articles of
-SQuAD (the split of Du et al. 2017) than the measured ones. A corpus that is finished is not measured again.
+SQuAD (the split of Du et al. 2017) than the measured ones. A corpus that is finished with the same code is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import pickle
 import random
 import re
 import sys
@@ -21,14 +20,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import DATA, ROOT, SEED, before, nfcorpus_questions, read_rows, save
+from benchmarks import DATA, ROOT, SEED, before, code_digest, nfcorpus_questions, read_rows, save
 from benchmarks.clinic_questions import ANSWERABLE, UNANSWERABLE
+from benchmarks.kept import Kept
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.extractive import COMPARED, MARKUP, ExtractiveGenerator, passages_of
 from casemate.demo import clinic
 from casemate.maths.logistic import logistic_regression
 from casemate.maths.stats import clopper_pearson, conformal_threshold
-from casemate.protocols import Embedder, Progress
+from casemate.protocols import Embedder
 from casemate.rag.chunking import split_document
 from casemate.text.answering import (
     FEATURES,
@@ -42,7 +42,7 @@ from casemate.text.answering import (
 )
 from casemate.text.sentences import sentences
 from casemate.text.tokens import content_words
-from casemate.types import UNKNOWN, Document, Float64, Prompt, Vector
+from casemate.types import UNKNOWN, Document, Float64, Prompt
 
 K = 5
 QUESTIONS, MEASURED = 1500, 800
@@ -50,7 +50,7 @@ FITTED = 1000  # of the development questions; the others calibrate the support
 FALSE_UNKNOWN, FALSE_UNKNOWN_BY_WORDS = 0.03, 0.1
 SUPPORT = ExtractiveGenerator().support
 NOTES = 240
-CACHE = ROOT / "build/extractive"
+CACHE = ROOT / "build/extractive.npz"
 REMARKS = (
     "{} Zanzibar is wonderful.",
     "{} Thanks, I need this for a presentation on Friday.",
@@ -89,48 +89,7 @@ def contains(text: str, gold: Sequence[str]) -> bool:
     return any(re.search(a[3:], plain) if a.startswith("re:") else a.lower() in plain for a in gold)
 
 
-class CachedMiniLM(Embedder):
-    """MiniLM with all vectors of earlier runs in a file."""
-
-    def __init__(self) -> None:
-        self._model = MiniLM(threads=1)
-        self._file = CACHE / "vectors.pkl"
-        self._known: dict[str, Vector] = pickle.loads(self._file.read_bytes()) if self._file.exists() else {}
-
-    @property
-    def fingerprint(self) -> str:
-        """That of MiniLM."""
-        return self._model.fingerprint
-
-    @property
-    def dim(self) -> int:
-        """That of MiniLM."""
-        return self._model.dim
-
-    @property
-    def max_tokens(self) -> int:
-        """That of MiniLM."""
-        return self._model.max_tokens
-
-    def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
-        """Embeds the texts that are new."""
-        new = sorted({t for t in texts if t not in self._known})
-        if new:
-            self._known.update(zip(new, self._model.embed(new).astype(np.float16), strict=True))
-        found = [self._known[t] for t in texts]
-        return np.array(found, np.float32).reshape(len(found), self.dim)
-
-    def spans(self, text: str) -> Sequence[tuple[int, int]]:
-        """Those of MiniLM."""
-        return self._model.spans(text)
-
-    def save(self) -> None:
-        """Writes the file."""
-        CACHE.mkdir(parents=True, exist_ok=True)
-        self._file.write_bytes(pickle.dumps(self._known))
-
-
-def squad(split: str, model: CachedMiniLM, count: int = QUESTIONS) -> dict[str, list[Case]]:
+def squad(split: str, model: Kept, count: int = QUESTIONS) -> dict[str, list[Case]]:
     """Questions of a split, each with its K nearest paragraphs; with all, without its article, without its paragraph.
 
     Args:
@@ -145,7 +104,7 @@ def squad(split: str, model: CachedMiniLM, count: int = QUESTIONS) -> dict[str, 
     rng = random.Random(SEED)
     asked = {q["_id"]: q for q in read_rows("squad/queries.jsonl.gz")}
     chosen = rng.sample(sorted(q for q in asked if gold.get(q) in known), count)
-    ranking = _ranking(f"squad-{split}", [asked[q]["text"] for q in chosen], documents, model)
+    ranking = _ranking([asked[q]["text"] for q in chosen], documents, model)
     chunks = [Document(d["_id"], d["text"], d["title"]) for d in documents]
     cases: dict[str, list[Case]] = {"answerable": [], "article_absent": [], "paragraph_absent": []}
     for query, order in zip(chosen, ranking, strict=True):
@@ -159,7 +118,7 @@ def squad(split: str, model: CachedMiniLM, count: int = QUESTIONS) -> dict[str, 
     return cases
 
 
-def nfcorpus(model: CachedMiniLM) -> dict[str, list[Case]]:
+def nfcorpus(model: Kept) -> dict[str, list[Case]]:
     """The test queries of NFCorpus, and questions of SQuAD about other subjects; there are no gold sentences."""
     documents = read_rows("nfcorpus/corpus.jsonl.gz")
     asked = {q["_id"]: q["text"] for q in read_rows("nfcorpus/queries.jsonl.gz")}
@@ -170,7 +129,7 @@ def nfcorpus(model: CachedMiniLM) -> dict[str, list[Case]]:
     assert len(nfcorpus_questions("qrels.tsv")) == len(relevant)
     off = [q["text"] for q in random.Random(SEED).sample(read_rows("squad/queries.jsonl.gz"), 200)]
     texts = [*(asked[q] for q in relevant), *off]
-    ranking = _ranking("nfcorpus", texts, documents, model)
+    ranking = _ranking(texts, documents, model)
     chunks = [Document(d["_id"], d["text"], d["title"]) for d in documents]
     contexts = [tuple(chunks[i] for i in order[:K]) for order in ranking]
     pairs = zip(texts, contexts, [*(frozenset(r) for r in relevant.values()), *[frozenset[str]()] * 200], strict=True)
@@ -178,7 +137,7 @@ def nfcorpus(model: CachedMiniLM) -> dict[str, list[Case]]:
     return {"answerable": cases[: len(relevant)], "other_subject": cases[len(relevant) :]}
 
 
-def sample_corpus(model: CachedMiniLM) -> dict[str, list[Case]]:
+def sample_corpus(model: Kept) -> dict[str, list[Case]]:
     """The clinic: questions about its pages, doses of drugs in its case notes, and questions without an answer."""
     notes = clinic.case_notes(NOTES)
     files = [(p.name, p.read_text("utf-8")) for p in sorted(clinic.PAGES.glob("*.md"))] + notes
@@ -196,7 +155,7 @@ def sample_corpus(model: CachedMiniLM) -> dict[str, list[Case]]:
     ]
     without = [line for line in UNANSWERABLE.split("\n") if line]
     texts = [*(text for text, _ in wanted), *without]
-    ranking = _ranking("clinic", texts, [{"title": c.title, "text": c.text} for c in chunks], model)
+    ranking = _ranking(texts, [{"title": c.title, "text": c.text} for c in chunks], model)
     contexts = [tuple(chunks[i] for i in order[:K]) for order in ranking]
     cases = [
         Case(text, context, (gold,), frozenset(c.source for c in chunks if contains(c.text, (gold,))))
@@ -209,16 +168,11 @@ def sample_corpus(model: CachedMiniLM) -> dict[str, list[Case]]:
     }
 
 
-def _ranking(name: str, questions: Sequence[str], documents: Sequence[dict[str, Any]], model: CachedMiniLM) -> Any:
-    """Numbers of the 40 nearest documents of each question, (n, 40), from a file if it exists."""
-    file = CACHE / f"{name}.npy"
-    if file.exists() and len(found := np.load(file)) == len(questions):
-        return found
+def _ranking(questions: Sequence[str], documents: Sequence[dict[str, Any]], model: Kept) -> Any:
+    """Numbers of the 40 nearest documents of each question, (n, 40)."""
     texts = [f"{d['title']}\n{d['text']}" if d["title"] else d["text"] for d in documents]
-    E = model.embed(texts)
-    order = np.argsort(-(model.embed(questions) @ E.T), axis=1, kind="stable")[:, :40]
+    order = np.argsort(-(model.embed(questions) @ model.embed(texts).T), axis=1, kind="stable")[:, :40]
     model.save()
-    np.save(file, order)
     return order
 
 
@@ -379,7 +333,7 @@ def times(cases: Sequence[Case]) -> dict[str, float]:
 
 def fit() -> None:
     """Fits both models on the split of Du et al. and prints them. The second ranks what the first one selects."""
-    model = CachedMiniLM()
+    model = Kept(CACHE)
     cases = squad("du44", model)
     words = AnswerModel((0.0,) * len(FEATURES), (), 0.0)
     for name, columns, embedder, rate in (
@@ -408,7 +362,7 @@ class _Table(NamedTuple):
     found: bool
 
 
-def _table(case: Case, model: CachedMiniLM | None, words: AnswerModel) -> _Table:
+def _table(case: Case, model: Embedder | None, words: AnswerModel) -> _Table:
     question = Question(case.question)
     passages = passages_of(question, case.context)
     texts = [s for p in passages for s in p.sentences]
@@ -467,8 +421,8 @@ def _fit_support(tables: dict[str, list[_Table]], ranking: Float64, rate: float)
 
 def main() -> None:
     """Measures the corpora that are not yet in the results."""
-    model = CachedMiniLM()
-    results = before("extractive", {"k": K, "questions": MEASURED, "notes": NOTES})
+    model = Kept(CACHE)
+    results = before("extractive", {"code": code_digest(), "k": K, "questions": MEASURED, "notes": NOTES})
     sources: dict[str, Callable[[], dict[str, list[Case]]]] = {
         "squad": lambda: squad("dev", model),
         "nfcorpus": lambda: nfcorpus(model),
