@@ -10,10 +10,9 @@ document). The guard is calibrated on synthetic questions, as by ``casemate inde
 corpus's own questions, which are not asked again.
 
 Harmless sessions ask 1 to 30 questions, drawn by Zipf's law from the corpus's own; where it has none, from synthetic
-ones. 1,000 of them meet ``crawl_limit``, with the extractive generator and with the **simulated** reader; 100 meet all
-defenses together. Quality: recall at 5, nDCG at 5, and whether the answer contains a gold answer (exact match), of
-clients who ask 25 questions each; differences with 95 % intervals over questions (paired bootstrap). ``recall``: the
-share of documents withheld from each scripted attack, as the calibration measures it.
+ones. 100 of them meet all defenses together. Quality: recall at 5, nDCG at 5, and whether the answer contains a gold
+answer (exact match), of clients who ask 25 questions each; differences with 95 % intervals over questions (paired
+bootstrap). ``recall``: the share of documents withheld from each scripted attack, as the calibration measures it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,12 @@ import yaml
 from benchmarks import DATA, ROOT, SEED, MemoryEvents, read_rows, save
 from benchmarks.kept import Kept
 from benchmarks.ranking import ndcg_at_k, recall_at_k
-from benchmarks.real.recorded_model import RecordedModel
 from casemate.backends.generators.extractive import ExtractiveGenerator
-from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.cli.init import EXTRACTIVE_LINE, TEMPLATE
 from casemate.config import PluginSpec
 from casemate.guard.calibration.file import write_calibration
 from casemate.guard.calibration.fitting import CalibrationSettings, calibrate
-from casemate.guard.client_state.crawl_evidence import SUSPICION
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.guard import Guard
@@ -52,8 +48,8 @@ from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import PoisonScreener
 from casemate.monitor.poisoning.screening_gate import ScreeningGate
 from casemate.plugins import build
-from casemate.protocols import Defense, Embedder, Generator, Index
-from casemate.rag.pipeline import Rag, join_stream
+from casemate.protocols import Defense, Embedder, Index
+from casemate.rag.pipeline import Rag
 from casemate.redteam.lab.caching import CachedGenerator, ReplyBuffer
 from casemate.system import published_attacks
 from casemate.text.sentences import sentences
@@ -198,8 +194,8 @@ async def _measured(corpus: Corpus, folder: Path, embedder: Embedder) -> dict[st
     folder.mkdir(parents=True, exist_ok=True)
     generator = CachedGenerator(ExtractiveGenerator(), ReplyBuffer(), "extractive")
     with (
-        closing(_index(folder / "all.db", embedder)) as whole,
-        closing(_index(folder / "screened.db", embedder)) as own,
+        closing(new_index(folder / "all.db", embedder)) as whole,
+        closing(new_index(folder / "screened.db", embedder)) as own,
     ):
         bare, screened = Rag(embedder, whole, generator), Rag(embedder, own, generator)
         await Guard(bare, []).add(corpus.documents)
@@ -216,12 +212,11 @@ async def _measured(corpus: Corpus, folder: Path, embedder: Embedder) -> dict[st
             found[source] = {"quality": await _quality(corpus, bare, guard), "sessions": await _withheld(corpus, guard)}
             found[source]["recall"] = recall
             print(json.dumps(found[source]), file=sys.stderr, flush=True)
-        found["crawl_limit"] = await _limits(corpus, bare)
-        print(json.dumps(found["crawl_limit"]), file=sys.stderr, flush=True)
     return found
 
 
-def _index(file: Path, embedder: Embedder) -> SqliteIndex:
+def new_index(file: Path, embedder: Embedder) -> SqliteIndex:
+    """An empty index in a file."""
     file.unlink(missing_ok=True)
     index = SqliteIndex(file)
     index.open(embedder.fingerprint, embedder.dim)
@@ -312,61 +307,11 @@ def _compared(pairs: np.ndarray) -> dict[str, Any]:
     }
 
 
-async def _limits(corpus: Corpus, rag: Rag, model: RecordedModel | None = None) -> dict[str, Any]:
-    """Harmless sessions under ``crawl_limit``: by two readers, and with synthetic questions as the red team asks.
-
-    With a model, that is the only reader.
-    """
-    own = [q.text for q in corpus.asked]
-    made = generate_questions(corpus.documents, SIZES["questions"], np.random.default_rng(SEED + 4))
-    if model and model.model:
-        asked = {"": own, ", synthetic questions": made}
-        reading = Rag(rag.embedder, rag.index, model)
-        await asyncio.gather(*(reading.ask(Query(t, k=K)) for texts in asked.values() for t in texts))
-        return {model.model.stem + which: await _harmless(texts, rag, model) for which, texts in asked.items()}
-    return {
-        "extractive": await _harmless(own, rag, ExtractiveGenerator()),
-        "simulated_reader": await _harmless(own, rag, SimulatedReader()),
-        "simulated_reader, synthetic questions": await _harmless(made, rag, SimulatedReader()),
-    }
-
-
-async def _harmless(texts: Sequence[str], rag: Rag, inner: Generator) -> dict[str, Any]:
-    """Sessions that ``crawl_limit`` alarms or suspects, and the test behind it. Searches each question once.
-
-    A document that Mirabel hides would only make fewer words that can be quoted.
-    """
-    (spec,) = (spec for spec in default_specs() if spec.use == "crawl_limit")
-    limit, generator = CrawlLimit(**spec.options), CachedGenerator(inner, ReplyBuffer(), type(inner).__name__)
-    limited, rng = limit.on_generate(generator), np.random.default_rng(SEED + 1)
-    found = [await rag.retrieve(Query(text, k=4 * K)) for text in texts]
-    levels, tests, asked, cut = Counter[str](), Counter[str](), 0, 0
-    for client, numbers in _sessions(len(texts), SIZES["sessions"], rng):
-        for i in numbers:
-            query = Query(texts[i], client, k=K)
-            outcome = await limit.on_retrieve(query, found[i])
-            prompt = rag.prompt(query, replace(outcome.value, hits=outcome.value.hits[:K]))
-            answer = await join_stream(limited.stream(prompt))
-            asked, cut = asked + 1, cut + (answer != await join_stream(generator.stream(prompt)))
-        summary = limit.evidence.summary(Query("", client))
-        levels[limit.evidence.level(Query("", client)).value] += 1
-        tests.update(test for test, value in summary.items() if test != "chunks" and value > SUSPICION)
-    sessions = SIZES["sessions"]
-    return {
-        "sessions": sessions,
-        "questions": asked,
-        "alarmed": stats.proportion(levels["alarmed"], sessions),
-        "suspected": stats.proportion(levels["suspected"], sessions),
-        "suspected_by": dict(tests),
-        "cut_answers": stats.proportion(cut, asked),
-    }
-
-
 async def _withheld(corpus: Corpus, guarded: Guard) -> dict[str, Any]:
     """Questions and sessions from which Mirabel withholds a document, and sessions alarmed by both together."""
     guard, rng = fresh(guarded), np.random.default_rng(SEED + 2)
-    texts, sessions, asked, flagged, met = [q.text for q in corpus.asked], SIZES["full_sessions"], 0, 0, Counter[str]()
-    for client, numbers in _sessions(len(texts), sessions, rng):
+    texts, count, asked, flagged, met = [q.text for q in corpus.asked], SIZES["full_sessions"], 0, 0, Counter[str]()
+    for client, numbers in sessions(len(texts), count, rng):
         hidden = alarmed = False
         for i in numbers:
             answer = await guard.ask(Query(texts[i], client, k=K))
@@ -375,19 +320,20 @@ async def _withheld(corpus: Corpus, guarded: Guard) -> dict[str, Any]:
             hidden, alarmed = hidden or "mirabel" in acted, alarmed or "crawl_limit" in acted
         met.update({"hidden": hidden, "alarmed": alarmed})
     return {
-        "sessions": sessions,
+        "sessions": count,
         "questions": asked,
-        "alarmed": stats.proportion(met["alarmed"], sessions),
-        "withheld_sessions": stats.proportion(met["hidden"], sessions),
+        "alarmed": stats.proportion(met["alarmed"], count),
+        "withheld_sessions": stats.proportion(met["hidden"], count),
         "withheld_questions": stats.proportion(flagged, asked),
     }
 
 
-def _sessions(questions: int, sessions: int, rng: np.random.Generator) -> Iterator[tuple[str, list[int]]]:
+def sessions(questions: int, count: int, rng: np.random.Generator) -> Iterator[tuple[str, list[int]]]:
+    """Clients, each with the numbers of the questions that it asks: popular ones repeatedly, by Zipf's law."""
     share = 1 / np.arange(1, questions + 1)
-    for number in range(sessions):
-        count = int(rng.integers(1, SIZES["session_questions"] + 1))
-        yield f"harmless-{number}", rng.choice(questions, count, p=share / share.sum()).tolist()
+    for number in range(count):
+        length = int(rng.integers(1, SIZES["session_questions"] + 1))
+        yield f"harmless-{number}", rng.choice(questions, length, p=share / share.sum()).tolist()
 
 
 if __name__ == "__main__":

@@ -17,27 +17,36 @@ import asyncio
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import ROOT, SEED, before, code_digest, save
-from benchmarks.defaults import CORPORA, SIZES, _index, _limits, load
+from benchmarks.defaults import CORPORA, SIZES, Corpus, K, default_specs, load, new_index, sessions
 from benchmarks.kept import Kept
 from benchmarks.kept import corpus as documents
 from benchmarks.real.files import read as read_set
 from benchmarks.real.recorded_model import RecordedModel
 from casemate.backends.generators.extractive import ExtractiveGenerator
+from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.demo.clinic import case_notes
+from casemate.guard.client_state.crawl_evidence import SUSPICION
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.guard import Guard
+from casemate.maths import stats
 from casemate.maths.stats import clopper_pearson
-from casemate.rag.pipeline import Rag
+from casemate.protocols import Generator
+from casemate.rag.pipeline import Rag, join_stream
+from casemate.redteam.lab.caching import CachedGenerator, ReplyBuffer
 from casemate.redteam.lab.experiment import describe_options
 from casemate.text.disclosure import DisclosureCounter
+from casemate.text.synthetic_questions import generate_questions
+from casemate.types import Query
 from tests.disguises import DISGUISES, HELD_OUT, UNREADABLE
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
@@ -172,12 +181,62 @@ async def _harmless(name: str, folder: Path, model: Path | None) -> dict[str, An
     reader = RecordedModel(model, ROOT / f"build/disclosure/{model.stem}-{name}.jsonl.gz", TOKENS) if model else None
     embedder, corpus = Kept(folder / f"{name}.npz"), load(name)
     try:
-        with closing(_index(folder / f"{name}-disclosure.db", embedder)) as index:
+        with closing(new_index(folder / f"{name}-disclosure.db", embedder)) as index:
             rag = Rag(embedder, index, ExtractiveGenerator())
             await Guard(rag, []).add(corpus.documents)
             return await _limits(corpus, rag, reader)
     finally:
         embedder.save()
+
+
+async def _limits(corpus: Corpus, rag: Rag, model: RecordedModel | None = None) -> dict[str, Any]:
+    """Harmless sessions under ``crawl_limit``: by two readers, and with synthetic questions as the red team asks.
+
+    With a model, that is the only reader.
+    """
+    own = [q.text for q in corpus.asked]
+    made = generate_questions(corpus.documents, SIZES["questions"], np.random.default_rng(SEED + 4))
+    if model and model.model:
+        asked = {"": own, ", synthetic questions": made}
+        reading = Rag(rag.embedder, rag.index, model)
+        await asyncio.gather(*(reading.ask(Query(t, k=K)) for texts in asked.values() for t in texts))
+        return {model.model.stem + which: await _under_limit(texts, rag, model) for which, texts in asked.items()}
+    return {
+        "extractive": await _under_limit(own, rag, ExtractiveGenerator()),
+        "simulated_reader": await _under_limit(own, rag, SimulatedReader()),
+        "simulated_reader, synthetic questions": await _under_limit(made, rag, SimulatedReader()),
+    }
+
+
+async def _under_limit(texts: Sequence[str], rag: Rag, inner: Generator) -> dict[str, Any]:
+    """Sessions that ``crawl_limit`` alarms or suspects, and the test behind it. Searches each question once.
+
+    A document that Mirabel hides would only make fewer words that can be quoted.
+    """
+    (spec,) = (spec for spec in default_specs() if spec.use == "crawl_limit")
+    limit, generator = CrawlLimit(**spec.options), CachedGenerator(inner, ReplyBuffer(), type(inner).__name__)
+    limited, rng = limit.on_generate(generator), np.random.default_rng(SEED + 1)
+    found = [await rag.retrieve(Query(text, k=4 * K)) for text in texts]
+    levels, tests, asked, cut = Counter[str](), Counter[str](), 0, 0
+    for client, numbers in sessions(len(texts), SIZES["sessions"], rng):
+        for i in numbers:
+            query = Query(texts[i], client, k=K)
+            outcome = await limit.on_retrieve(query, found[i])
+            prompt = rag.prompt(query, replace(outcome.value, hits=outcome.value.hits[:K]))
+            answer = await join_stream(limited.stream(prompt))
+            asked, cut = asked + 1, cut + (answer != await join_stream(generator.stream(prompt)))
+        summary = limit.evidence.summary(Query("", client))
+        levels[limit.evidence.level(Query("", client)).value] += 1
+        tests.update(test for test, value in summary.items() if test != "chunks" and value > SUSPICION)
+    count = SIZES["sessions"]
+    return {
+        "sessions": count,
+        "questions": asked,
+        "alarmed": stats.proportion(levels["alarmed"], count),
+        "suspected": stats.proportion(levels["suspected"], count),
+        "suspected_by": dict(tests),
+        "cut_answers": stats.proportion(cut, asked),
+    }
 
 
 if __name__ == "__main__":
