@@ -96,7 +96,7 @@ def _tables(result: CampaignResult) -> Iterator[Table]:
         rows = [(escape(p.name), *map(_share, (p.off, p.on, p.control, p.quarantined))) for p in result.probes]
         headings = ("instruction", "guard off", "guard on", "control", "suspicious")
         yield _table("Instructions in documents, share followed [95 %]", headings, rows, PROBE_COLUMNS)
-    elif result.attacks or not crawlers:
+    elif result.attacks:
         attacks = [(escape(a.name), *(("error", "", "") if a.error else _attack_cells(a))) for a in result.attacks]
         columns = ("attack", "guard off", "guard on", "withheld")
         yield _table("Membership inference: AUC [95 %]; 0.5 is chance", columns, attacks)
