@@ -364,6 +364,7 @@ class TestPages:
         )
         replace(made, crawls=(replace(crawl, by_target={"off": reached}),)).save(folder / "crawl.json")
         (folder / "broken.json").write_text("{")
+        (folder / "dangling.json").symlink_to(folder / "missing.json")
         (folder / "other.json").write_text('{"crawls": [{"by_target": {"off": {"curve": [[1], "x", null]}}}, 3]}')
         with visiting(app) as visitor:
             page = visitor.get("/redteam").text
