@@ -147,7 +147,7 @@ def _lines(result: CampaignResult) -> Iterator[str]:
         yield f"Two-world audit: {audit.differing} of {audit.pairs} contexts revealed a withheld document.{more}"
     for status in SEVERITY:
         if status is not CheckStatus.PASS:
-            found = describe_checks((check for check in result.checks if check.status is status), "\n  ")
+            found = describe_checks((check for check in result.checks if check.status is status), "\n  ", "\n  ")
             yield from (f"[bold]{status.value}[/bold] {escape(line)}" for line in found)
     used = [f"{name.replace('_', ' ')} {v:,.0f}" for name, v in result.cost.items() if not name.startswith("live_")]
     yield f"cost: {', '.join(used) or 'not recorded'}"
