@@ -498,7 +498,7 @@ class TestPages:
     def test_a_verdict_shows_reasons_and_withheld_chunks(self, tmp_path):
         with visiting(make(tmp_path), verdict(1, flagged=True)) as visitor:
             text = visitor.get("/verdicts/verdict-1").text
-            assert "The score 3.000 is above the threshold 2.000." in text
+            assert "Score 3.00, threshold 2.00. Higher is more suspicious." in text
             assert "closer to a document than benign questions are (" in text and "<code>d3</code>" in text
             assert visitor.get("/verdicts/verdict-2").status_code == 404
 
@@ -506,13 +506,13 @@ class TestPages:
         bare = verdict(1, defense="quorum", score=0.0, threshold=0.0)
         with visiting(make(tmp_path), bare) as visitor:
             listed, text = (visitor.get(path).text for path in ("/verdicts", "/verdicts/verdict-1"))
-        assert "no score" in listed and "0.00, threshold" not in listed and "The score" not in text
+        assert "no score" in listed and "0.00, threshold" not in listed and "score 0" not in text.lower()
 
     def test_overview_compares_only_scores_that_flagged_a_request(self, tmp_path):
         again = verdict(2, flagged=True, score=1.0, evidence={"why": ["before"], "withheld": ["d3"]})
         with visiting(make(tmp_path), verdict(1, flagged=True), again) as visitor:
             page = visitor.get("/").text
-        assert "3.00 &gt; 2.00" in page and "1.00 &gt; 2.00" not in page and "withheld again" in page
+        assert "score 3.00, threshold 2.00" in page and "score 1.00" not in page and "withheld again" in page
 
     def test_requests_that_only_repeat_an_earlier_decision_are_counted_apart(self, tmp_path):
         repeated = {"score": 1.0, "evidence": {"why": ["before"], "withheld": ["d3"]}}
@@ -537,7 +537,8 @@ class TestPages:
     def test_evidence_above_the_alarm_is_shown_by_its_limit(self, tmp_path):
         alarmed = verdict(1, defense="crawl_limit", score=1e100, threshold=100_000.0, flagged=True)
         with visiting(make(tmp_path), alarmed) as visitor:
-            assert "evidence above 100,000" in visitor.get("/verdicts").text
+            pages = [visitor.get(path).text for path in ("/verdicts", "/verdicts/verdict-1", "/")]
+        assert all("evidence above 100,000" in page.lower() and "00000.0" not in page for page in pages)
 
     def test_with_several_defenses_each_has_its_own_scale(self, tmp_path):
         crawl = {"defense": "crawl_limit", "score": 1.0, "threshold": 100_000.0}

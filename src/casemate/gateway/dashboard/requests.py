@@ -13,7 +13,7 @@ from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.records import RequestRecord
 from casemate.gateway.dashboard.table import Column, Table
 from casemate.gateway.dashboard.time_range import by_bin
-from casemate.gateway.dashboard.verdicts import outcome
+from casemate.gateway.dashboard.verdicts import figures, outcome
 from casemate.monitor.canaries.results import CanaryStatus
 from casemate.reports.format import duration, plural
 from casemate.reports.svg import FramedChart, latency_lines
@@ -180,6 +180,6 @@ def detail(request: PageRequest) -> Page:
         "request": found,
         "client": request.client_name(found.client),
         "stages": [(name, seconds, min(seconds / whole, 1.0)) for name, seconds in stages],
-        "verdicts": [{"verdict": v, "outcome": outcome(v)} for v in verdicts],
+        "verdicts": [{"verdict": v, "outcome": outcome(v), "figures": figures(v)} for v in verdicts],
     }
     return Page("request.html", context)

@@ -17,9 +17,9 @@ from casemate.gateway.dashboard.records import VerdictRecord, by_request, flagge
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import by_bin
 from casemate.gateway.dashboard.topics import TopicMapCache
-from casemate.reports.format import decimal, plural
+from casemate.reports.format import plural
 from casemate.reports.svg import FramedChart, score_meter, score_scatter
-from casemate.reports.verdicts import evidence_figure, evidence_items, reason
+from casemate.reports.verdicts import evidence_items, reason, score_figures
 
 OUTCOMES = (
     ("", "all"),
@@ -81,6 +81,7 @@ def detail(request: PageRequest) -> Page:
         "outcome": word,
         "tone": tone,
         "meter": score_meter(found.score, found.threshold, _span([*similar, found]), found.flagged),
+        "figures": score_figures(found.defense, found.score, found.threshold),
         "reason": reason(found.defense, found.evidence),
         "evidence": evidence_items(found.evidence),
         "client": request.client_name(found.client),
@@ -230,18 +231,15 @@ def _row(request: PageRequest, spans: Mapping[str, tuple[float, float]], v: Verd
         "tone": tone,
         "client": request.client_name(v.client),
         "meter": score_meter(v.score, v.threshold, spans[v.defense], v.flagged),
-        "figures": _figures(v),
+        "figures": figures(v),
         "withheld": withheld if v.hidden else "",
         "why": ", ".join(_texts(v.evidence.get("why"))),
     }
 
 
-def _figures(v: VerdictRecord) -> str:
-    if v.threshold is None or not (v.score or v.threshold):
-        return "no threshold" if v.threshold is None else "no score"
-    if v.defense == "crawl_limit":
-        return evidence_figure(v.score, v.threshold)
-    return f"{decimal(v.score)}, threshold {decimal(v.threshold)}"
+def figures(v: VerdictRecord) -> str:
+    """The score of a verdict and its threshold, or what is missing."""
+    return score_figures(v.defense, v.score, v.threshold) or ("no threshold" if v.threshold is None else "no score")
 
 
 def _texts(value: Any) -> list[str]:
