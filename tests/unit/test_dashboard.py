@@ -61,6 +61,9 @@ SHOWN = [path for path in PAGES if "{" not in path and not path.endswith(("resul
 FLAGGED = {"form": "calibrated", "target": "", "why": ["closeness"], "withheld": ["d3"], "p": 0.004}
 
 
+DOTS = re.compile(r'class="dots [a-z]+" d="([^"]*)"')
+
+
 def verdict(number=0, flagged=False, **more):
     body = {
         "defense": "mirabel",
@@ -540,15 +543,26 @@ class TestPages:
             pages = [visitor.get(path).text for path in ("/verdicts", "/verdicts/verdict-1", "/")]
         assert all("evidence above 100,000" in page.lower() and "00000.0" not in page for page in pages)
 
+    def test_evidence_is_drawn_on_a_logarithmic_scale_beside_an_alarmed_client(self, tmp_path):
+        """Evidence 1, 1,000 and 1e30 with an alarm above 1e5: the first two differ by three of 30 orders."""
+        crawl = {"defense": "crawl_limit", "threshold": 100_000.0}
+        events = [verdict(i, score=score, flagged=score > 1e5, **crawl) for i, score in enumerate((1.0, 1e3, 1e30))]
+        with visiting(make(tmp_path), *events) as visitor:
+            page = visitor.get("/verdicts").text
+        heights = [float(y) for y in re.findall(r"M[\d.]+,([\d.]+)", "".join(DOTS.findall(page)))]
+        assert len(heights) == 3
+        low, middle, high = sorted(heights, reverse=True)
+        assert (low - middle) / (low - high) == pytest.approx(3 / 30, abs=0.01)
+
     def test_with_several_defenses_each_has_its_own_scale(self, tmp_path):
         crawl = {"defense": "crawl_limit", "score": 1.0, "threshold": 100_000.0}
         events = (verdict(0), verdict(1, flagged=True), verdict(2, **crawl), verdict(3, **crawl))
         with visiting(make(tmp_path), *events) as visitor:
             both, one = (visitor.get(path).text for path in ("/verdicts", "/verdicts?defense=crawl_limit"))
         assert "far above" in both and "+99999.00" not in both
-        assert "far above" not in one and "+99999.00" in one
+        assert "far above" in one and "99999.00" not in one
         assert "evidence 1 of 100,000" in one and "3.00, threshold 2.00" in both
-        dots = "".join(re.findall(r'class="dots [a-z]+" d="([^"]*)"', both))
+        dots = "".join(DOTS.findall(both))
         assert len(set(re.findall(r"M[\d.]+,([\d.]+)", dots))) == 2, (
             "the largest distance of each defense reaches an end of the axis"
         )

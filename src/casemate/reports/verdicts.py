@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ CUTS = {
     "tenant_budget": "the new words that all clients of the tenant together may be given in a period are used up",
 }
 """Limits of ``crawl_limit`` that cut an answer, by the name of the option."""
+LEAST_EVIDENCE = 0.1
+"""Smaller evidence of ``crawl_limit`` is drawn as this."""
 SHOWN = 5
 """Names in a list."""
 
@@ -101,6 +104,20 @@ def score_figures(defense: str, score: float, threshold: float | None) -> str:
         return f"evidence above {threshold:,.0f}" if score > threshold else f"evidence {score:.3g} of {threshold:,.0f}"
     digits = next((d for d in range(2, 6) if decimal(score, d) != decimal(threshold, d)), 2)
     return f"score {decimal(score, digits)}, threshold {decimal(threshold, digits)}"
+
+
+def score_position(defense: str, score: float, threshold: float) -> tuple[float, float]:
+    """Where a score and its threshold are drawn on a line.
+
+    The evidence of ``crawl_limit`` is a product, from below 1 to far above the alarm, so it is drawn as a logarithm to
+    base 10; at least ``LEAST_EVIDENCE``.
+
+    >>> score_position("mirabel", 3.0, 2.0), score_position("crawl_limit", 1000.0, 1e5)
+    ((3.0, 2.0), (3.0, 5.0))
+    """
+    if defense != "crawl_limit":
+        return score, threshold
+    return math.log10(max(score, LEAST_EVIDENCE)), math.log10(max(threshold, LEAST_EVIDENCE))
 
 
 def _withheld(v: Verdict) -> str:

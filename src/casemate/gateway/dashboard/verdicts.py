@@ -18,8 +18,8 @@ from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import by_bin
 from casemate.gateway.dashboard.topics import TopicMapCache
 from casemate.reports.format import plural
-from casemate.reports.svg import FramedChart, score_meter, score_scatter
-from casemate.reports.verdicts import evidence_items, reason, score_figures
+from casemate.reports.svg import Drawing, FramedChart, score_meter, score_scatter
+from casemate.reports.verdicts import evidence_items, reason, score_figures, score_position
 
 OUTCOMES = (
     ("", "all"),
@@ -80,7 +80,7 @@ def detail(request: PageRequest) -> Page:
         "verdict": found,
         "outcome": word,
         "tone": tone,
-        "meter": score_meter(found.score, found.threshold, _span([*similar, found]), found.flagged),
+        "meter": _meter(found, _span([*similar, found])),
         "figures": score_figures(found.defense, found.score, found.threshold),
         "reason": reason(found.defense, found.evidence),
         "evidence": evidence_items(found.evidence),
@@ -199,20 +199,32 @@ def _distances(decided: Sequence[VerdictRecord]) -> tuple[list[tuple[datetime, f
     """Time, score minus threshold, and whether it was flagged; and labels for both ends of the axis.
 
     The scores of two defenses have no common unit. With several defenses, each distance is a share of the largest one
-    of its defense.
+    of its defense. Both ends have numbers only for one defense without a logarithmic scale.
     """
-    distances = [v.score - (v.threshold or 0.0) for v in decided]
+    distances = [score - threshold for score, threshold in map(_position, decided)]
     largest: dict[str, float] = defaultdict(float)
     for v, distance in zip(decided, distances, strict=True):
         largest[v.defense] = max(largest[v.defense], abs(distance))
     if len(largest) > 1:
         distances = [d / (largest[v.defense] or 1.0) for v, d in zip(decided, distances, strict=True)]
     points = [(v.at, distance, v.flagged) for v, distance in zip(decided, distances, strict=True)]
-    return points, ("far above", "far below") if len(largest) > 1 else None
+    if len(largest) > 1 or "crawl_limit" in largest:
+        return points, ("far above", "far below")
+    return points, None
+
+
+def _position(v: VerdictRecord) -> tuple[float, float]:
+    """Where score and threshold are drawn; a missing threshold at 0."""
+    return score_position(v.defense, v.score, v.threshold or 0.0)
+
+
+def _meter(v: VerdictRecord, span: tuple[float, float]) -> Drawing:
+    score, threshold = _position(v)
+    return score_meter(score, None if v.threshold is None else threshold, span, v.flagged)
 
 
 def _span(verdicts: Sequence[VerdictRecord]) -> tuple[float, float]:
-    values = [x for v in verdicts for x in (v.score, v.threshold) if x is not None]
+    values = [x for v in verdicts for x in _position(v)[: 1 if v.threshold is None else 2]]
     return min(values, default=0.0), max(values, default=1.0)
 
 
@@ -230,7 +242,7 @@ def _row(request: PageRequest, spans: Mapping[str, tuple[float, float]], v: Verd
         "outcome": word,
         "tone": tone,
         "client": request.client_name(v.client),
-        "meter": score_meter(v.score, v.threshold, spans[v.defense], v.flagged),
+        "meter": _meter(v, spans[v.defense]),
         "figures": figures(v),
         "withheld": withheld if v.hidden else "",
         "why": ", ".join(_texts(v.evidence.get("why"))),
