@@ -515,16 +515,21 @@ class TestPages:
         again = verdict(2, flagged=True, score=1.0, evidence={"why": ["before"], "withheld": ["d3"]})
         with visiting(make(tmp_path), verdict(1, flagged=True), again) as visitor:
             page = visitor.get("/").text
-        assert "score 3.00, threshold 2.00" in page and "score 1.00" not in page and "withheld again" in page
+        assert "score 3.00, threshold 2.00" in page and "score 1.00" not in page
 
-    def test_requests_that_only_repeat_an_earlier_decision_are_counted_apart(self, tmp_path):
+    def test_requests_that_only_repeat_an_earlier_decision_are_counted_apart_on_all_pages(self, tmp_path):
         repeated = {"score": 1.0, "evidence": {"why": ["before"], "withheld": ["d3"]}}
         again = [verdict(i, flagged=True, **repeated) for i in (2, 3)]
         app = make(tmp_path, defenses=[Mirabel(mode="paper")])
         with visiting(app, verdict(0), verdict(1, flagged=True), *again) as visitor:
             pages = [visitor.get(path).text for path in ("/", "/verdicts", "/calibration")]
-        assert all("3 of 4; 95 % interval 19.4 to 99.4 %; 2 only withheld again" in page for page in pages)
+            clients = visitor.get("/clients").text
+            new, old = (visitor.get(f"/verdicts?outcome={outcome}").text for outcome in ("flagged", "again"))
+        assert all("1 of 4; 95 % interval 0.6 to 80.6 %; 2 more only withheld again" in page for page in pages)
         assert (pages[1].count(">Withheld again<"), pages[1].count(">Flagged<")) == (2, 1)
+        assert "4 requests over time, 1 of them flagged" in pages[0] and pages[0].count('<tr id="v-') == 1
+        assert "1 of 4" in pages[0] and ">2 withheld again<" in clients and ">25\u00a0%<" in clients
+        assert [page.count('<tr id="v-') for page in (new, old)] == [1, 2]
 
     def test_a_request_with_several_verdicts_is_one_flagged_request(self, tmp_path):
         """Two queries of a turn, and two defenses; the other request is not flagged."""
@@ -544,7 +549,7 @@ class TestPages:
         assert all("evidence above 100,000" in page.lower() and "00000.0" not in page for page in pages)
 
     def test_evidence_is_drawn_on_a_logarithmic_scale_beside_an_alarmed_client(self, tmp_path):
-        """Evidence 1, 1,000 and 1e30 with an alarm above 1e5: the first two differ by three of 30 orders."""
+        """Evidence 1, 1,000 and 1e30 with an alarm above 1e5: the last is drawn at 1e11, six orders above the alarm."""
         crawl = {"defense": "crawl_limit", "threshold": 100_000.0}
         events = [verdict(i, score=score, flagged=score > 1e5, **crawl) for i, score in enumerate((1.0, 1e3, 1e30))]
         with visiting(make(tmp_path), *events) as visitor:
@@ -552,7 +557,7 @@ class TestPages:
         heights = [float(y) for y in re.findall(r"M[\d.]+,([\d.]+)", "".join(DOTS.findall(page)))]
         assert len(heights) == 3
         low, middle, high = sorted(heights, reverse=True)
-        assert (low - middle) / (low - high) == pytest.approx(3 / 30, abs=0.01)
+        assert (low - middle) / (low - high) == pytest.approx(3 / 11, abs=0.01)
 
     def test_with_several_defenses_each_has_its_own_scale(self, tmp_path):
         crawl = {"defense": "crawl_limit", "score": 1.0, "threshold": 100_000.0}

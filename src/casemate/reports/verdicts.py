@@ -26,8 +26,8 @@ CUTS = {
     "tenant_budget": "the new words that all clients of the tenant together may be given in a period are used up",
 }
 """Limits of ``crawl_limit`` that cut an answer, by the name of the option."""
-LEAST_EVIDENCE = 0.1
-"""Smaller evidence of ``crawl_limit`` is drawn as this."""
+LEAST_EVIDENCE, ORDERS_ABOVE = 0.1, 6.0
+"""Evidence of ``crawl_limit`` is drawn from the first on, and up to so many powers of ten above the alarm."""
 SHOWN = 5
 """Names in a list."""
 
@@ -109,15 +109,18 @@ def score_figures(defense: str, score: float, threshold: float | None) -> str:
 def score_position(defense: str, score: float, threshold: float) -> tuple[float, float]:
     """Where a score and its threshold are drawn on a line.
 
-    The evidence of ``crawl_limit`` is a product, from below 1 to far above the alarm, so it is drawn as a logarithm to
-    base 10; at least ``LEAST_EVIDENCE``.
+    The evidence of ``crawl_limit`` is a product, from below 1 to far above the alarm. It is drawn as a logarithm to
+    base 10, with limits at both ends.
 
     >>> score_position("mirabel", 3.0, 2.0), score_position("crawl_limit", 1000.0, 1e5)
     ((3.0, 2.0), (3.0, 5.0))
+    >>> score_position("crawl_limit", 1e100, 1e5)
+    (11.0, 5.0)
     """
     if defense != "crawl_limit":
         return score, threshold
-    return math.log10(max(score, LEAST_EVIDENCE)), math.log10(max(threshold, LEAST_EVIDENCE))
+    drawn, alarm = (math.log10(max(x, LEAST_EVIDENCE)) for x in (score, threshold))
+    return min(drawn, alarm + ORDERS_ABOVE), alarm
 
 
 def _withheld(v: Verdict) -> str:

@@ -134,7 +134,8 @@ def requests(request: PageRequest) -> Page:
 
 def _listing(request: PageRequest, found: Sequence[RequestRecord], stage: str) -> Table:
     """The table of requests, with the duration of a stage, or of the slowest if none is named."""
-    flagged = {v.request for v in request.records.verdicts.all if v.flagged}
+    flagged = {v.request for v in request.records.verdicts.all if v.newly_flagged}
+    again = {v.request for v in request.records.verdicts.all if v.repeated} - flagged
     columns = (
         Column("End", lambda r: r.at, "at", True),
         Column("Client", lambda r: request.client_name(r.client).full.lower(), "client"),
@@ -147,7 +148,8 @@ def _listing(request: PageRequest, found: Sequence[RequestRecord], stage: str) -
 
     def show(r: RequestRecord) -> dict[str, Any]:
         client = request.client_name(r.client)
-        return {"request": r, "client": client, "stage": _stage(r, stage), "flagged": r.id in flagged}
+        marks = {"flagged": r.id in flagged, "again": r.id in again}
+        return {"request": r, "client": client, "stage": _stage(r, stage), **marks}
 
     return request.table("Requests", columns, found, show, order="-at")
 

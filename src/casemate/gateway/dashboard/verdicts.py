@@ -24,6 +24,7 @@ from casemate.reports.verdicts import evidence_items, reason, score_figures, sco
 OUTCOMES = (
     ("", "all"),
     ("flagged", "flagged"),
+    ("again", "withheld again"),
     ("passed", "passed"),
     ("undecided", "undecided"),
     ("failed", "defense failed"),
@@ -99,8 +100,8 @@ def outcome(v: VerdictRecord) -> tuple[str, str]:
         return "Failed", "critical"
     if v.undecided:
         return "Undecided", "plain"
-    if v.repeated and v.enforced:
-        return "Withheld again", "medium"
+    if v.repeated:
+        return "Withheld again" if v.enforced else "Flagged again, observe mode", "medium"
     if v.flagged:
         return ("Flagged", "high") if v.enforced else ("Flagged, observe mode", "medium")
     return "Passed", "good"
@@ -157,7 +158,9 @@ class _Filters:
 
 
 def _outcome_key(v: VerdictRecord) -> str:
-    return "failed" if v.failed else "undecided" if v.undecided else "flagged" if v.flagged else "passed"
+    if v.failed or v.undecided:
+        return "failed" if v.failed else "undecided"
+    return "again" if v.repeated else "flagged" if v.flagged else "passed"
 
 
 def _contains(part: str, *texts: str) -> bool:
@@ -186,7 +189,7 @@ def _scatter(request: PageRequest, found: Sequence[VerdictRecord]) -> FramedChar
     links = [
         b.link(
             url("verdicts", **(kept | b.parameters)),
-            f"{plural(len(own), 'verdict')}, {sum(decided[i].flagged for i in own)} flagged",
+            f"{plural(len(own), 'verdict')}, {sum(decided[i].newly_flagged for i in own)} flagged",
         )
         for b, own in zip(bins, by_bin(bins, [v.at for v in decided]), strict=True)
         if own
