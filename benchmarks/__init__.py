@@ -31,6 +31,7 @@ from casemate.protocols import EventStore
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest, IngestReport
 from casemate.redteam.lab.results import AttackResult, MembershipMetrics
+from casemate.runtime.file_lock import lock_file
 from casemate.system import App
 from casemate.types import Event
 
@@ -100,6 +101,15 @@ def before(name: str, sizes: dict[str, Any]) -> dict[str, Any]:
     file = ROOT / f"benchmarks/results/{name}.json"
     held: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
     return held if all(held.get(what) == size for what, size in sizes.items()) else sizes | {"corpora": {}}
+
+
+@contextmanager
+def updating(name: str, sizes: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the results of ``before`` and writes them at the end of the block. Other processes wait meanwhile."""
+    with lock_file(ROOT / f"build/{name}.lock", wait=True):
+        results = before(name, sizes)
+        yield results
+        save(name, results)
 
 
 def read_rows(name: str | Path) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,11 +31,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import DATA, SEED, before, code_digest, read_rows, save
+from benchmarks import DATA, SEED, before, code_digest, read_rows, updating
 from casemate import plugins
 from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.errors import did_you_mean
 from casemate.guard.audience import AudiencePolicy
 from casemate.guard.client_state import crawl_evidence
 from casemate.guard.defenses.crawl_limit import CrawlLimit
@@ -64,7 +65,7 @@ CRAWLERS = ("composite", "rag_thief", "worm", "pirates", "ikea", "rag_crawler")
 K = 5
 DAY, ANSWERS = 50, 1500
 DAY_S = 86_400
-JUDGED = 40
+SURROGATE_QUESTIONS = 40
 """Questions for the surrogate accuracy."""
 
 
@@ -117,7 +118,7 @@ ATTACKERS = tuple(dict.fromkeys([*FIRST, *(f"rag_thief+{t}" for t in TRANSFORMS)
 """In the order of measuring."""
 
 
-class Ground:
+class IndexedCorpus:
     """One corpus, indexed."""
 
     def __init__(self, name: str, folder: Path, embedder: CachedEmbedder) -> None:
@@ -148,38 +149,60 @@ def main() -> None:
     given = dict(a.partition("=")[::2] for a in sys.argv[1:] if "=" in a)
     folder = Path(next((a for a in sys.argv[1:] if "=" not in a), "/tmp/casemate-crawl"))
     folder.mkdir(parents=True, exist_ok=True)
-    only = given.get("only", "").split(",") if "only" in given else ATTACKERS
+    only = chosen(given["only"]) if "only" in given else ATTACKERS
     about: dict[str, Any] = {"questions": int(given.get("questions", 1000)), "k": K, "code": code_digest()}
     about["defenses"] = {s.name: [describe_options(d) for d in s.defenses()] for s in (ONE, QUORUM, *PUBLISHED)}
     embedder = CachedEmbedder(MiniLM(threads=1), megabytes=1500)  # of all corpora: the worm asks each the same
     if "accuracy" not in before("crawl", about) and "only" not in given:
         accuracy = asyncio.run(_accuracy(folder, embedder, int(given.get("answers", ANSWERS))))
-        save("crawl", before("crawl", about) | {"accuracy": accuracy})
+        with updating("crawl", about) as results:
+            results["accuracy"] = accuracy
     for corpus in [name for name in CORPORA if name in given] or CORPORA:
-        CORPORA[corpus] = size = int(given.get(corpus, CORPORA[corpus]))
-        ground = Ground(corpus, folder, embedder)
-        held = before("crawl", about)["corpora"].get(corpus, {})
-        found: dict[str, Any] = held["attackers"] if held.get("chunks") == size else {}
-        with closing(ground.ledger), closing(ground.index):
-            judge = Judge(ground)
-            for label in [attacker for attacker in ATTACKERS if attacker in only and attacker not in found]:
-                found[label] = asyncio.run(_attacked(ground, judge, label, about["questions"]))
-                print(corpus, label, {s: c.get("ratio") for s, c in found[label].items()}, file=sys.stderr, flush=True)
-                results = before("crawl", about)  # again: another process may have measured another corpus
-                results["corpora"][corpus] = {"chunks": size, "worst_first": _worst_first(found), "attackers": found}
-                save("crawl", results)
+        CORPORA[corpus] = int(given.get(corpus, CORPORA[corpus]))
+        collection = IndexedCorpus(corpus, folder, embedder)
+        with closing(collection.ledger), closing(collection.index):
+            _measure_corpus(collection, only, about)
 
 
-class Judge:
+def _measure_corpus(collection: IndexedCorpus, only: Collection[str], about: dict[str, Any]) -> None:
+    """Measures the attackers that were not measured before, and writes the results after each."""
+    surrogate, size = SurrogateTest(collection), CORPORA[collection.name]
+    known = _attackers(before("crawl", about), collection.name, size)
+    for label in [attacker for attacker in ATTACKERS if attacker in only and attacker not in known]:
+        figures = asyncio.run(_attacked(collection, surrogate, label, about["questions"]))
+        ratios = {setting: cells.get("ratio") for setting, cells in figures.items()}
+        print(collection.name, label, ratios, file=sys.stderr, flush=True)
+        with updating("crawl", about) as results:
+            found = _attackers(results, collection.name, size) | {label: figures}
+            rows = {"chunks": size, "worst_first": _worst_first(found), "attackers": found}
+            results["corpora"][collection.name] = rows
+
+
+def chosen(names: str) -> list[str]:
+    """The attackers in a list of names with commas. Raises ``SystemExit`` if one does not exist."""
+    only = names.split(",")
+    if unknown := [name for name in only if name not in ATTACKERS]:
+        sys.exit(f"only={','.join(unknown)}: no such attacker{did_you_mean(unknown[0], ATTACKERS)}")
+    return only
+
+
+def _attackers(results: Mapping[str, Any], corpus: str, chunks: int) -> dict[str, Any]:
+    """The figures of a corpus by attacker, if they were measured with as many chunks."""
+    held = results["corpora"].get(corpus, {})
+    found: dict[str, Any] = held["attackers"] if held.get("chunks") == chunks else {}
+    return found
+
+
+class SurrogateTest:
     """Asks a system that has only what an attacker obtained."""
 
-    def __init__(self, ground: Ground) -> None:
-        self.ground, self.reader = ground, SimulatedReader()
+    def __init__(self, collection: IndexedCorpus) -> None:
+        self.collection, self.reader = collection, SimulatedReader()
         self.asked: list[tuple[str, str]] = []
-        for text in ground.questions:
-            if len(self.asked) == JUDGED:
+        for text in collection.questions:
+            if len(self.asked) == SURROGATE_QUESTIONS:
                 break
-            answer = asyncio.run(ground.rag.ask(Query(text, "judge", k=K))).text
+            answer = asyncio.run(collection.rag.ask(Query(text, "judge", k=K))).text
             if not is_refusal(answer):
                 self.asked.append((text, answer))
 
@@ -188,7 +211,7 @@ class Judge:
         texts = list(dict.fromkeys(t for reply in replies if not is_refusal(reply) for t in split_reply(reply)))
         scores = [0.0] * len(self.asked)
         if texts:
-            embed = self.ground.embedder.embed
+            embed = self.collection.embedder.embed
             cosines = embed([q for q, _ in self.asked]) @ embed(texts).T
             for number, (question, expected) in enumerate(self.asked):
                 best = np.argsort(-cosines[number])[:K]
@@ -198,14 +221,14 @@ class Judge:
         return list(stats.bootstrap(lambda a, _: float(np.mean(a)), scores, [0.0], SEED))
 
 
-async def _attacked(ground: Ground, judge: Judge, label: str, questions: int) -> dict[str, Any]:
+async def _attacked(collection: IndexedCorpus, surrogate: SurrogateTest, label: str, questions: int) -> dict[str, Any]:
     """The figures of one attacker in each setting."""
-    attack = make_attack(label, ground.embedder)
+    attack = make_attack(label, collection.embedder)
     published = PUBLISHED if label in CRAWLERS else ()
-    collusion = COLLUSION if label in WORST and ground.name == "mathqa" else ()
+    collusion = COLLUSION if label in WORST and collection.name == "mathqa" else ()
     traces = dict[str, CrawlTrace]()
     for setting in (OFF, ONE, TWENTY, QUORUM, *published, *collusion):
-        with _days(setting.target(ground.rag), setting.days, questions) as target:
+        with _days(setting.target(collection.rag), setting.days, questions) as target:
             made = digest(code_digest(), [describe_options(defense) for defense in setting.defenses()])
             plan = CrawlPlan(
                 seed=SEED,
@@ -215,11 +238,11 @@ async def _attacked(ground: Ground, judge: Judge, label: str, questions: int) ->
                 schedule=setting.schedule,
                 label=f"{made} {setting.name}",
             )
-            crawler = Crawler(label, attack, {setting.name: target}, ground.ledger, plan)
+            crawler = Crawler(label, attack, {setting.name: target}, collection.ledger, plan)
             traces |= await crawler.run()
-    found = measured(crawler, traces, ground.documents, ground.embedder)
+    found = measured(crawler, traces, collection.documents, collection.embedder)
     for name, trace in traces.items():
-        found[name]["surrogate_accuracy"] = await judge.accuracy([attack.decode(e.reply) for e in trace.exchanges])
+        found[name]["surrogate_accuracy"] = await surrogate.accuracy([attack.decode(e.reply) for e in trace.exchanges])
     return found
 
 

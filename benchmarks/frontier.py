@@ -27,7 +27,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks import SEED, before, save
-from benchmarks.crawl import CORPORA, CRAWLERS, Ground, K, make_attack
+from benchmarks.crawl import CORPORA, CRAWLERS, IndexedCorpus, K, make_attack
 from benchmarks.kept import span
 from casemate.backends.embedders.minilm import PACKAGE, MiniLM
 from casemate.backends.embedders.sentence_transformers import SentenceTransformers
@@ -80,10 +80,10 @@ def main() -> None:
     sizes = {"questions": questions, "k": K, "asked": ASKED}
     results = before("frontier", sizes)
     for name in [a for a in sys.argv[3:] if not a.startswith("only=")] or CORPORA:
-        ground = Ground(name, folder, embedder)
+        collection = IndexedCorpus(name, folder, embedder)
         held = results["corpora"].get(name, {}).get("points", {}) if only else {}
-        with closing(ground.ledger), closing(ground.index):
-            measure_crawl = asyncio.run(_corpus(ground, folder / f"{name}-shelves", questions, only))
+        with closing(collection.ledger), closing(collection.index):
+            measure_crawl = asyncio.run(_corpus(collection, folder / f"{name}-shelves", questions, only))
         results["corpora"][name] = measure_crawl | {"points": held | measure_crawl["points"]}
         save("frontier", results)
 
@@ -106,25 +106,28 @@ class Trainable(CachedEmbedder):
         return CachedEmbedder(self._model.with_adapter(adapter))
 
 
-async def _corpus(ground: Ground, folder: Path, questions: int, only: Collection[str]) -> dict[str, Any]:
+async def _corpus(collection: IndexedCorpus, folder: Path, questions: int, only: Collection[str]) -> dict[str, Any]:
     rng = np.random.default_rng(SEED + 2)
-    about = [ground.documents[i] for i in rng.choice(len(ground.documents), min(ASKED, len(ground.documents)), False)]
+    about = [
+        collection.documents[i]
+        for i in rng.choice(len(collection.documents), min(ASKED, len(collection.documents)), False)
+    ]
     asked = [(span(d.text, rng), d.id) for d in about]
-    off = await _recalled(ground.rag, asked)
-    points = {} if only else {"off": await _point(ground, "off", [], asked, off, questions)}
+    off = await _recalled(collection.rag, asked)
+    points = {} if only else {"off": await _point(collection, "off", [], asked, off, questions)}
     for name, settings in READINGS.items():
         if only and name not in only:
             continue
         if "UMAP" in name and not importlib.util.find_spec("umap"):
             continue
         with mock.patch.object(clustering, "principal", _umap) if "UMAP" in name else nullcontext():
-            learnt = fit(ground.index, ground.embedder, replace(settings, checkpoint=folder / f"{name}.pt"))
+            learnt = fit(collection.index, collection.embedder, replace(settings, checkpoint=folder / f"{name}.pt"))
         found = {"as accepted": learnt} if learnt.accepted and learnt.strength < 1 else {}
         for label, version in (found | {"full": replace(learnt, strength=1.0, accepted=True, version=0)}).items():
             shelf = folder / f"{name}, {label}".replace(" ", "-")
             ReindexRegistry(shelf, "default").write(version)
-            defense = Reindex(mode=version.mode, folder=shelf, embedder=ground.embedder, index=ground.index)
-            points[f"{name}, {label}"] = await _point(ground, f"{name}, {label}", [defense], asked, off, questions)
+            defense = Reindex(mode=version.mode, folder=shelf, embedder=collection.embedder, index=collection.index)
+            points[f"{name}, {label}"] = await _point(collection, f"{name}, {label}", [defense], asked, off, questions)
             points[f"{name}, {label}"] |= {"strength": version.strength, "accepted": learnt.accepted, "why": learnt.why}
             if learnt.adapter:
                 points[f"{name}, {label}"] |= {
@@ -132,8 +135,8 @@ async def _corpus(ground: Ground, folder: Path, questions: int, only: Collection
                 }
     for name, options in ({} if only else LIMITS).items():
         limit = CrawlLimit(**options, folder=folder / "adapter,-full")
-        points[f"limit, {name}"] = await _point(ground, f"limit, {name}", [limit], asked, off, questions)
-    return {"chunks": len(ground.documents), "points": points}
+        points[f"limit, {name}"] = await _point(collection, f"limit, {name}", [limit], asked, off, questions)
+    return {"chunks": len(collection.documents), "points": points}
 
 
 def _umap(E: np.ndarray, _: int) -> np.ndarray:
@@ -144,7 +147,7 @@ def _umap(E: np.ndarray, _: int) -> np.ndarray:
 
 
 async def _point(
-    ground: Ground,
+    collection: IndexedCorpus,
     label: str,
     defenses: Sequence[Defense],
     asked: Sequence[tuple[str, str]],
@@ -152,15 +155,15 @@ async def _point(
     questions: int,
 ) -> dict[str, Any]:
     """What a setting costs, and what each crawler gets."""
-    target: Target = Guard(ground.rag, defenses) if defenses else ground.rag
+    target: Target = Guard(collection.rag, defenses) if defenses else collection.rag
     on = await _recalled(target, asked)
     lost = stats.paired_bootstrap(_mean, (off, [0.0]), (on, [0.0]), SEED)
     crawls: dict[str, Any] = {}
     for name in CRAWLERS:
         plan = CrawlPlan(seed=SEED, k=K, questions=questions, label="off" if label == "off" else f"frontier {label}")
-        crawler = Crawler(name, make_attack(name, ground.embedder), {label: target}, ground.ledger, plan)
+        crawler = Crawler(name, make_attack(name, collection.embedder), {label: target}, collection.ledger, plan)
         result = measure_crawl(
-            crawler, await crawler.run(), ground.documents, ground.embedder, windows=False
+            crawler, await crawler.run(), collection.documents, collection.embedder, windows=False
         ).by_target[label]
         crawls[name] = {"coverage": result.coverage, "crr": result.crr, "first_alarm": result.first_alarm}
     mean = {what: float(np.mean([c[what].value for c in crawls.values()])) for what in ("coverage", "crr")}

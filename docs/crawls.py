@@ -17,10 +17,10 @@ ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/images/crawls.svg"
 CORPORA = {"mathqa": "school mathematics", "enron_worms": "mail", "patient_doctor_qa": "medical questions"}
 SETTINGS = {"1 client": "one", "20 clients": "twenty", "20 clients, quorum": "quorum"}
-SAID = {"one": "crawl_limit, one client", "twenty": "crawl_limit, 20 clients", "quorum": "quorum, 20 clients"}
+LEGEND = {"one": "crawl_limit, one client", "twenty": "crawl_limit, 20 clients", "quorum": "quorum, 20 clients"}
 RATIOS = {"ratio": "chunks recovered", "coverage_ratio": "chunks shown"}
-ROWS, ROW, WIDE, LEFT, ABOVE, GAP = 12, 22.0, 250.0, 190.0, 64.0, 46.0
-"""Attackers of a panel, pixels of one, width of a panel, and distances."""
+ROWS, ROW_HEIGHT, PANEL_WIDTH, LEFT_MARGIN, TOP_MARGIN, PANEL_GAP = 12, 22.0, 250.0, 190.0, 64.0, 46.0
+"""Rows of a panel, one for each attacker, and sizes in pixels."""
 STYLE = """
 svg { font: 12px system-ui, sans-serif; background: #fff; color: #1b1b1f; }
 text { fill: currentColor; } .quiet { opacity: .7; } .strong { font-weight: 600; }
@@ -38,36 +38,39 @@ def main() -> None:
     """Draws the chart."""
     corpora = json.loads((ROOT / "benchmarks/results/crawl.json").read_text())["results"]["corpora"]
     found = {name: corpora[name]["attackers"] for name in CORPORA if name in corpora}
-    high = ROW * max(min(ROWS, len(attackers)) for attackers in found.values())
-    width, height = LEFT * len(found) + WIDE * len(found) + 20, ABOVE + len(RATIOS) * (high + GAP)
+    high = ROW_HEIGHT * max(min(ROWS, len(attackers)) for attackers in found.values())
+    width, height = (
+        LEFT_MARGIN * len(found) + PANEL_WIDTH * len(found) + 20,
+        TOP_MARGIN + len(RATIOS) * (high + PANEL_GAP),
+    )
     image = Drawing((width, height), "What each attacker gets, relative to no defense, with two policies")
     for name, value in (("xmlns", "http://www.w3.org/2000/svg"), ("width", f"{width:g}"), ("height", f"{height:g}")):
         image.root.set(name, value)
     ET.SubElement(image.root, "style").text = STYLE
-    for number, (kind, said) in enumerate(SAID.items()):
+    for number, (kind, label) in enumerate(LEGEND.items()):
         _mark(image, kind, 12 + 190.0 * number, 20.0)
-        image.text(said, 24 + 190.0 * number, 24.0, "start")
-    image.text("relative to no defense [95 %], worst first", 24 + 190.0 * len(SAID), 24.0, "start", "quiet")
+        image.text(label, 24 + 190.0 * number, 24.0, "start")
+    image.text("relative to no defense [95 %], worst first", 24 + 190.0 * len(LEGEND), 24.0, "start", "quiet")
     for column, (name, attackers) in enumerate(found.items()):
-        left = LEFT + column * (LEFT + WIDE)
-        image.text(CORPORA[name], left, ABOVE - 18, "start", "strong")
+        left = LEFT_MARGIN + column * (LEFT_MARGIN + PANEL_WIDTH)
+        image.text(CORPORA[name], left, TOP_MARGIN - 18, "start", "strong")
         worst = sorted(attackers, key=lambda a: attackers[a]["20 clients"]["crr"][0], reverse=True)[:ROWS]
-        for row, (what, said) in enumerate(RATIOS.items()):
-            above = ABOVE + row * (high + GAP)
+        for row, (what, label) in enumerate(RATIOS.items()):
+            above = TOP_MARGIN + row * (high + PANEL_GAP)
             _panel(image, {a: attackers[a] for a in worst}, what, (left, above))
-            image.text(said, left + WIDE - 20, above + ROW * len(worst) + 32, "end", "quiet")
+            image.text(label, left + PANEL_WIDTH - 20, above + ROW_HEIGHT * len(worst) + 32, "end", "quiet")
     PICTURE.write_text(f"{image}\n", encoding="utf-8")
 
 
 def _panel(image: Drawing, attackers: Mapping[str, Any], what: str, corner: tuple[float, float]) -> None:
     """Draws one row for each attacker, with a mark for each setting."""
     left, above = corner
-    x, bottom = LinearScale(0.0, 1.5, left, left + WIDE - 20), above + ROW * len(attackers)
+    x, bottom = LinearScale(0.0, 1.5, left, left + PANEL_WIDTH - 20), above + ROW_HEIGHT * len(attackers)
     for share in (0.0, 0.1, 0.3, 0.5, 1.0):
         image.line("axis" if share == 0 else "grid", x(share), above, x(share), bottom)
         image.text(f"{share:.2g}".removeprefix("0") or "0", x(share), bottom + 16, kind="quiet")
     for number, (attacker, by_setting) in enumerate(attackers.items()):
-        middle = above + ROW * (number + 0.5)
+        middle = above + ROW_HEIGHT * (number + 0.5)
         image.text(attacker, left - 8, middle + 4, "end")
         for aside, (setting, kind) in zip((-5.0, 0.0, 5.0), SETTINGS.items(), strict=True):
             if found := by_setting[setting][what]:

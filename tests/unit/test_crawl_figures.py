@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -144,6 +145,20 @@ def test_a_trace_can_be_measured_without_running_the_crawler(store):
     assert result.crr_after == {"10%": None, "25%": None, "50%": None}
     assert result.curve == ((0, 0.0, 0.0), (2, pytest.approx(1 / 30), pytest.approx(1 / 30)))
     assert np.isfinite(result.fidelity)
+
+
+def test_the_progress_of_the_comparison_has_a_total(store):
+    """Chunks and segments of replies; the last count reaches it."""
+    totals, counts = [], []
+
+    def step(total):
+        totals.append(total)
+        return nullcontext(counts.append)
+
+    trace = CrawlTrace((Exchange("q", COLLECTION[3].text), Exchange("q", "An answer.")), ())
+    crawler = Crawler("random_words", RandomWords(), {}, store)
+    measure_crawl(crawler, {"off": trace, "on": trace}, COLLECTION, BagOfWords(), step=step)
+    assert totals == [sum(counts)] and totals[0] >= len(COLLECTION) + 2 * 2
 
 
 # benign sessions

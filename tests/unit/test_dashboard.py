@@ -61,6 +61,9 @@ SHOWN = [path for path in PAGES if "{" not in path and not path.endswith(("resul
 FLAGGED = {"form": "calibrated", "target": "", "why": ["closeness"], "withheld": ["d3"], "p": 0.004}
 
 
+DOTS = re.compile(r'class="dots [a-z]+" d="([^"]*)"')
+
+
 def verdict(number=0, flagged=False, **more):
     body = {
         "defense": "mirabel",
@@ -364,6 +367,7 @@ class TestPages:
         )
         replace(made, crawls=(replace(crawl, by_target={"off": reached}),)).save(folder / "crawl.json")
         (folder / "broken.json").write_text("{")
+        (folder / "dangling.json").symlink_to(folder / "missing.json")
         (folder / "other.json").write_text('{"crawls": [{"by_target": {"off": {"curve": [[1], "x", null]}}}, 3]}')
         with visiting(app) as visitor:
             page = visitor.get("/redteam").text
@@ -497,7 +501,7 @@ class TestPages:
     def test_a_verdict_shows_reasons_and_withheld_chunks(self, tmp_path):
         with visiting(make(tmp_path), verdict(1, flagged=True)) as visitor:
             text = visitor.get("/verdicts/verdict-1").text
-            assert "The score 3.000 is above the threshold 2.000." in text
+            assert "Score 3.00, threshold 2.00. Higher is more suspicious." in text
             assert "closer to a document than benign questions are (" in text and "<code>d3</code>" in text
             assert visitor.get("/verdicts/verdict-2").status_code == 404
 
@@ -505,22 +509,27 @@ class TestPages:
         bare = verdict(1, defense="quorum", score=0.0, threshold=0.0)
         with visiting(make(tmp_path), bare) as visitor:
             listed, text = (visitor.get(path).text for path in ("/verdicts", "/verdicts/verdict-1"))
-        assert "no score" in listed and "0.00, threshold" not in listed and "The score" not in text
+        assert "no score" in listed and "0.00, threshold" not in listed and "score 0" not in text.lower()
 
     def test_overview_compares_only_scores_that_flagged_a_request(self, tmp_path):
         again = verdict(2, flagged=True, score=1.0, evidence={"why": ["before"], "withheld": ["d3"]})
         with visiting(make(tmp_path), verdict(1, flagged=True), again) as visitor:
             page = visitor.get("/").text
-        assert "3.00 &gt; 2.00" in page and "1.00 &gt; 2.00" not in page and "withheld again" in page
+        assert "score 3.00, threshold 2.00" in page and "score 1.00" not in page
 
-    def test_requests_that_only_repeat_an_earlier_decision_are_counted_apart(self, tmp_path):
+    def test_requests_that_only_repeat_an_earlier_decision_are_counted_apart_on_all_pages(self, tmp_path):
         repeated = {"score": 1.0, "evidence": {"why": ["before"], "withheld": ["d3"]}}
         again = [verdict(i, flagged=True, **repeated) for i in (2, 3)]
         app = make(tmp_path, defenses=[Mirabel(mode="paper")])
         with visiting(app, verdict(0), verdict(1, flagged=True), *again) as visitor:
             pages = [visitor.get(path).text for path in ("/", "/verdicts", "/calibration")]
-        assert all("3 of 4; 95 % interval 19.4 to 99.4 %; 2 only withheld again" in page for page in pages)
+            clients = visitor.get("/clients").text
+            new, old = (visitor.get(f"/verdicts?outcome={outcome}").text for outcome in ("flagged", "again"))
+        assert all("1 of 4; 95 % interval 0.6 to 80.6 %; 2 more only withheld again" in page for page in pages)
         assert (pages[1].count(">Withheld again<"), pages[1].count(">Flagged<")) == (2, 1)
+        assert "4 requests over time, 1 of them flagged" in pages[0] and pages[0].count('<tr id="v-') == 1
+        assert "1 of 4" in pages[0] and ">2 withheld again<" in clients and ">25\u00a0%<" in clients
+        assert [page.count('<tr id="v-') for page in (new, old)] == [1, 2]
 
     def test_a_request_with_several_verdicts_is_one_flagged_request(self, tmp_path):
         """Two queries of a turn, and two defenses; the other request is not flagged."""
@@ -536,7 +545,19 @@ class TestPages:
     def test_evidence_above_the_alarm_is_shown_by_its_limit(self, tmp_path):
         alarmed = verdict(1, defense="crawl_limit", score=1e100, threshold=100_000.0, flagged=True)
         with visiting(make(tmp_path), alarmed) as visitor:
-            assert "evidence above 100,000" in visitor.get("/verdicts").text
+            pages = [visitor.get(path).text for path in ("/verdicts", "/verdicts/verdict-1", "/")]
+        assert all("evidence above 100,000" in page.lower() and "00000.0" not in page for page in pages)
+
+    def test_evidence_is_drawn_on_a_logarithmic_scale_beside_an_alarmed_client(self, tmp_path):
+        """Evidence 1, 1,000 and 1e30 with an alarm above 1e5: the last is drawn at 1e11, six orders above the alarm."""
+        crawl = {"defense": "crawl_limit", "threshold": 100_000.0}
+        events = [verdict(i, score=score, flagged=score > 1e5, **crawl) for i, score in enumerate((1.0, 1e3, 1e30))]
+        with visiting(make(tmp_path), *events) as visitor:
+            page = visitor.get("/verdicts").text
+        heights = [float(y) for y in re.findall(r"M[\d.]+,([\d.]+)", "".join(DOTS.findall(page)))]
+        assert len(heights) == 3
+        low, middle, high = sorted(heights, reverse=True)
+        assert (low - middle) / (low - high) == pytest.approx(3 / 11, abs=0.01)
 
     def test_with_several_defenses_each_has_its_own_scale(self, tmp_path):
         crawl = {"defense": "crawl_limit", "score": 1.0, "threshold": 100_000.0}
@@ -544,9 +565,9 @@ class TestPages:
         with visiting(make(tmp_path), *events) as visitor:
             both, one = (visitor.get(path).text for path in ("/verdicts", "/verdicts?defense=crawl_limit"))
         assert "far above" in both and "+99999.00" not in both
-        assert "far above" not in one and "+99999.00" in one
+        assert "far above" in one and "99999.00" not in one
         assert "evidence 1 of 100,000" in one and "3.00, threshold 2.00" in both
-        dots = "".join(re.findall(r'class="dots [a-z]+" d="([^"]*)"', both))
+        dots = "".join(DOTS.findall(both))
         assert len(set(re.findall(r"M[\d.]+,([\d.]+)", dots))) == 2, (
             "the largest distance of each defense reaches an end of the axis"
         )

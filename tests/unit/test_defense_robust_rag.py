@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from casemate.errors import CapabilityError, ConfigError
+from casemate.errors import BackendError, CapabilityError, ConfigError
 from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.defenses.robust_rag import WRITE, RobustRAG, aggregated_token
 from casemate.maths.cascade import softmax
@@ -98,6 +98,31 @@ def test_without_a_released_keyword_the_answer_is_unknown():
     assert answer([]) == UNKNOWN
 
 
+@dataclass
+class Hanging(Writer):
+    """Does not finish an answer from a text that contains this word."""
+
+    on: str = "Ann"
+
+    async def stream(self, prompt):
+        async for piece in super().stream(prompt):
+            yield piece
+        await asyncio.sleep(60 if self.on in prompt.context[0].text else 0)
+
+
+def test_a_passage_on_which_the_writer_hangs_abstains():
+    texts = [f"It was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid", "Dee", "Eve")]
+    defense = RobustRAG(writer=Hanging(), writer_s=0.3)
+    assert answer(texts, defense, "When did the bridge open?") == "1932; guide; say"
+
+
+def test_a_writer_that_hangs_on_the_keywords_fails():
+    texts = [f"It was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid", "Dee")]
+    defense = RobustRAG(writer=Hanging(on="1932;"), writer_s=0.3)
+    with pytest.raises(BackendError, match="writer_s"):
+        answer(texts, defense, "When did the bridge open?")
+
+
 @given(st.integers(0, 40), st.floats(0.01, 1), st.integers(1, 10))
 def test_the_threshold_is_the_smallest_number_that_reaches_the_limit(n, share, most):
     found = RobustRAG(share=share, most=most).threshold(n)
@@ -174,6 +199,7 @@ def test_satisfies_the_defense_contract():
         ({"most": 0}, "most=0"),
         ({"margin": -1.0}, "margin=-1.0"),
         ({"tokens": 0}, "tokens=0"),
+        ({"writer_s": 0.0}, "writer_s=0"),
     ],
 )
 def test_bad_options_are_refused(options, message):

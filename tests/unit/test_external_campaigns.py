@@ -157,15 +157,17 @@ class TestVerdicts:
     def test_without_provided_texts_nothing_is_asked_and_the_error_has_instructions(self, place, tmp_path):
         found = run(settings(place, tmp_path, "guarded", provided={"members": "known/in"}))
         assert found.status is CheckStatus.INCONCLUSIVE
-        assert "redteam.provided.nonmembers is not set" in found.attacks[0].error
+        (only,) = found.checks
+        assert "redteam.provided.nonmembers is not set" in only.why
         assert external_system.asked == []
-        write_report(found, tmp_path / "report")
+        page = write_report(found, tmp_path / "report")["html"].read_text()
+        assert page.count("redteam.provided.nonmembers is not set") == 1
 
     def test_too_few_provided_texts_are_inconclusive(self, place, tmp_path):
         few = tmp_path / "few.jsonl"
         few.write_text("\n".join(json.dumps({"_id": str(i), "text": f"Note {i}."}) for i in range(5)))
         found = run(settings(place, tmp_path, "guarded", provided=PROVIDED | {"members": str(few)}))
-        assert found.status is CheckStatus.INCONCLUSIVE and "at least 10" in found.attacks[0].error
+        assert found.status is CheckStatus.INCONCLUSIVE and "at least 10" in found.checks[0].why
 
     def test_meaningless_answers_are_not_mistaken_for_a_guard(self, place, tmp_path):
         found = run(

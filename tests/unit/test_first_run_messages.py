@@ -160,10 +160,10 @@ def test_the_score_of_crawl_limit_is_evidence_against_a_bound():
 
 def test_a_verdict_shows_decision_reason_and_what_is_withheld():
     first, second, last = lines(["closeness"], withheld=["a.md", "b.md"])
-    assert first == "mirabel: flagged, 1 chunk withheld; score 11.5000, threshold 13.7000"
+    assert first == "mirabel: flagged, 1 chunk withheld; score 11.50, threshold 13.70"
     assert second.startswith("  reason: the question is closer to a document than benign questions are (")
     assert last == "  withheld sources: a.md, b.md"
-    assert lines([], False, ())[0] == "mirabel: not flagged, nothing withheld; score 11.5000, threshold 13.7000"
+    assert lines([], False, ())[0] == "mirabel: not flagged, nothing withheld; score 11.50, threshold 13.70"
     assert "1 chunk would be withheld (observe mode)" in lines(["closeness"], enforced=False)[0]
     assert lines(["closeness"], enforced=False, withheld=["a.md"])[-1] == "  would withhold sources: a.md"
     assert lines([], False, (), threshold=None, undecided="3 documents")[:2] == [
@@ -180,7 +180,7 @@ def test_empty_evidence_is_left_out():
 
 def test_each_withheld_source_is_shown_with_its_score():
     last = lines(["closeness", "before"], withheld=["a.md", "b.md", "c.md"], scores={"a.md": 14.25, "c.md": 13.8})[-1]
-    assert last == "  withheld sources: a.md (score 14.2500), b.md, c.md (score 13.8000)"
+    assert last == "  withheld sources: a.md (score 14.25), b.md, c.md (score 13.80)"
 
 
 def test_the_evidence_of_crawl_limit_is_shown_with_its_own_limits():

@@ -305,7 +305,19 @@ def test_unsupported_responses_are_refused_in_openai_s_shape(tmp_path, more, par
     error = answer.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
-    assert error["param"].startswith(param.split(".")[0])
+    assert error["param"] == param
+
+
+def test_the_refusal_of_an_image_names_the_parts_that_are_allowed(tmp_path):
+    app = make(tmp_path)
+    image = {"type": "input_image", "image_url": "data:x"}
+    content = [{"type": "input_text", "text": "What is this?"}, image]
+    with client(app, key(app)) as http:
+        asked = {"model": "casemate", "input": [{"role": "user", "content": content}]}
+        refused = http.post("/v1/responses", json=asked).json()["error"]
+        bare = http.post("/v1/responses", json={"model": "casemate", "input": 7}).json()["error"]
+    assert refused["message"] == "input.0.content.1.type: input should be 'input_text' or 'output_text'"
+    assert bare["message"] == "input: input should be a valid string, or input should be a valid list"
 
 
 def test_routes_of_openai_that_are_not_supported_are_refused_in_its_shape(tmp_path):

@@ -26,6 +26,7 @@ from casemate.guard.guard import Guard
 from casemate.guard.watermarks.detection import WatermarkDetector
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile
 from casemate.monitor.honeytokens.planting import (
+    FIRST_RECORDS,
     PlantingResult,
     PlantingSettings,
     find_records,
@@ -132,6 +133,17 @@ class TestPlanting:
         assert none.added == () and none.skipped == none.wanted == 5 and none.benign is None
         some = world.plant(5, questions=["amber birch"] * 3, k=1)
         assert len(some.added) == 5 and some.benign.value == 0
+
+    def test_planting_in_a_small_collection_ends_early_with_the_number_of_documents_needed(self, world):
+        """Every question retrieves every record, and allowed is one question in a thousand."""
+        counts = []
+        words = "survey society collection parish study register project minutes founded kept"
+        settings = PlantingSettings(questions=[words, *WORDS[:9]], k=200)
+        done = asyncio.run(
+            plant_records(world.guard, world.keys, settings, 20, lambda *_: contextlib.nullcontext(counts.append))
+        )
+        assert (done.added, done.skipped, done.rejected) == ((), 20, 1.0)
+        assert done.needed == 60_000 and counts == [1] * FIRST_RECORDS
 
     def test_an_unconfirmed_list_of_records_is_an_error_and_a_repetition_completes_it(self, world):
         world.store.flush = lambda timeout_s=10.0: False
@@ -427,3 +439,16 @@ def test_the_command_says_how_many_records_were_asked_for_and_planted_and_why_no
     assert f"20 records asked for, {held} planted; generation 1 has {held}\n" in done.stdout
     why = f"{20 - held} records not planted: more than 0.1 % of the benign questions would retrieve each draft."
     assert (why in done.stdout) == (held < 20)
+
+
+def test_the_command_says_how_many_documents_are_needed(monkeypatch):
+    async def planted(*_):
+        return PlantingResult((), 0, 1, 20, 20, rejected=0.049, needed=1964)
+
+    for name in ("_settings", "key_file", "_warn_without_defense"):
+        monkeypatch.setattr(command, name, lambda *_: None)
+    monkeypatch.setattr(command, "open_app", lambda _: contextlib.nullcontext(SimpleNamespace(guard=None)))
+    monkeypatch.setattr(command, "plant_records", planted)
+    done = CliRunner().invoke(cli, ["canary", "plant"])
+    assert "at least 4.9 % of the benign questions would retrieve any draft; allowed is 0.1 %" in done.stdout
+    assert "about 2,000 are needed" in done.stdout and done.exit_code == 3

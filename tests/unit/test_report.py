@@ -604,8 +604,11 @@ def test_lines_of_a_terminal_state_once_what_the_checks_of_several_attacks_share
 
     found = [check("a", "Accuracy, limit 0.1: 0.3 to 0.4"), check("b", "Accuracy, limit 0.1: 0.2 to 0.5")]
     assert describe_checks(found) == ["Not inferred: Accuracy, limit 0.1: a: 0.3 to 0.4; b: 0.2 to 0.5"]
-    assert describe_checks(found, "\n  ") == ["Not inferred: Accuracy, limit 0.1:\n  a: 0.3 to 0.4\n  b: 0.2 to 0.5"]
-    assert describe_checks(found[:1], "\n  ") == describe_checks(found[:1])
+    assert describe_checks(found, "\n  ", "\n  ") == [
+        "Not inferred: Accuracy, limit 0.1:\n  a: 0.3 to 0.4\n  b: 0.2 to 0.5"
+    ]
+    assert describe_checks(found, " / ") == ["Not inferred: Accuracy, limit 0.1: a: 0.3 to 0.4 / b: 0.2 to 0.5"]
+    assert describe_checks(found[:1], "\n  ", "\n  ") == describe_checks(found[:1])
     assert describe_checks([check("a", "Too few trials"), check("b", "Too few trials")]) == [
         "Not inferred: Too few trials (a, b)"
     ]

@@ -169,15 +169,24 @@ def _show_planted(result: PlantingResult) -> None:
         share = f"{rate.value:.1%} [{rate.low:.1%}, {rate.high:.1%}]"
         out.print(f"{share} of the benign questions retrieve a new record", markup=False)
     if result.skipped:
-        most = f"{percent(MAX_BENIGN_SHARE)} of the benign questions"
-        out.print(
-            f"{plural(result.skipped, 'record')} not planted: more than {most} would retrieve each draft. "
-            "Index more documents, or try another --style",
-            markup=False,
-            soft_wrap=True,
-        )
+        out.print(_why_skipped(result), markup=False, soft_wrap=True)
     if result.held < (needed := records_needed(LEVEL)):
         out.print(f"'casemate canary prove' needs at least {needed} records for its level of {LEVEL:g}")
+
+
+def _why_skipped(result: PlantingResult) -> str:
+    """Why records were not planted, and how many documents are needed."""
+    most, what = percent(MAX_BENIGN_SHARE), plural(result.skipped, "record")
+    if result.rejected is None or result.needed is None:
+        return (
+            f"{what} not planted: more than {most} of the benign questions would retrieve each draft. Index more "
+            "documents, or try another --style"
+        )
+    about = round(result.needed, 2 - len(str(result.needed)))  # two digits
+    return (
+        f"{what} not planted: at least {percent(result.rejected)} of the benign questions would retrieve any draft; "
+        f"allowed is {most}. Index more documents: about {about:,} are needed"
+    )
 
 
 def _show_removed(result: RemovalResult) -> None:

@@ -96,7 +96,7 @@ def _tables(result: CampaignResult) -> Iterator[Table]:
         rows = [(escape(p.name), *map(_share, (p.off, p.on, p.control, p.quarantined))) for p in result.probes]
         headings = ("instruction", "guard off", "guard on", "control", "suspicious")
         yield _table("Instructions in documents, share followed [95 %]", headings, rows, PROBE_COLUMNS)
-    elif result.attacks or not crawlers:
+    elif result.attacks:
         attacks = [(escape(a.name), *(("error", "", "") if a.error else _attack_cells(a))) for a in result.attacks]
         columns = ("attack", "guard off", "guard on", "withheld")
         yield _table("Membership inference: AUC [95 %]; 0.5 is chance", columns, attacks)
@@ -147,7 +147,7 @@ def _lines(result: CampaignResult) -> Iterator[str]:
         yield f"Two-world audit: {audit.differing} of {audit.pairs} contexts revealed a withheld document.{more}"
     for status in SEVERITY:
         if status is not CheckStatus.PASS:
-            found = describe_checks((check for check in result.checks if check.status is status), "\n  ")
+            found = describe_checks((check for check in result.checks if check.status is status), "\n  ", "\n  ")
             yield from (f"[bold]{status.value}[/bold] {escape(line)}" for line in found)
     used = [f"{name.replace('_', ' ')} {v:,.0f}" for name, v in result.cost.items() if not name.startswith("live_")]
     yield f"cost: {', '.join(used) or 'not recorded'}"

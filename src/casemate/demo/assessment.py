@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +40,6 @@ from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.own import OwnExtractionCampaign, OwnMembershipCampaign
 from casemate.redteam.campaigns.run_directory import campaign_lock
 from casemate.redteam.campaigns.workers import TargetFactory
-from casemate.redteam.lab.caching import ReportingEmbedder
 from casemate.redteam.lab.datasets import Split
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.extraction_metrics import measure_crawl
@@ -318,6 +318,8 @@ class _IndexedVectors(EmbedderProxy):
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new:
             self._known |= zip(new, self.inner.embed(new, progress), strict=True)
+        if progress is not None:
+            progress(len(texts) - len(new))
         return np.stack([self._known[text] for text in texts])
 
 
@@ -344,9 +346,8 @@ async def _crawl(
     by_side, median = {}, max(1, int(np.median([len(d.text.split()) for d in whole])))
     for side, trace in traces.items():
         windows = True if side == ON else [median]
-        with steps(f"comparing the replies with {len(whole)} chunks, guard {side}", None) as count:
-            reporting = ReportingEmbedder(embedder, count)
-            made = await asyncio.to_thread(measure_crawl, crawler, {side: trace}, whole, reporting, windows)
+        step = partial(steps, f"comparing the replies with {len(whole)} chunks, guard {side}")
+        made = await asyncio.to_thread(measure_crawl, crawler, {side: trace}, whole, embedder, windows, step=step)
         by_side[side] = made.by_target[side]
         if trace.error:
             raise DataError(f"the crawl with the guard {side} failed: {trace.error}")

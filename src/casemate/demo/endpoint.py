@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,11 +30,10 @@ from casemate.rag.chunking import split_document
 from casemate.rag.corpus import Problem
 from casemate.redteam.campaigns.external_targets import ExternalTargets, MeteredTarget, build_external_targets
 from casemate.redteam.campaigns.liveness_checks import LivenessResult, check_liveness, genre_check, refusal_check
-from casemate.redteam.lab.caching import ReportingEmbedder
 from casemate.redteam.lab.datasets import MIN_CANDIDATES, IndexedSource, Split, split_from_pools
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
-from casemate.redteam.lab.extraction_metrics import measure_crawl
+from casemate.redteam.lab.extraction_metrics import measure_crawl, without_context
 from casemate.redteam.lab.judge import ON, attack_result
 from casemate.redteam.lab.results import AttackResult, CheckStatus, ExtractionResult
 from casemate.redteam.lab.store import CampaignStore, Exchange
@@ -421,10 +421,9 @@ async def _crawl(
         traces = await crawler.run(count)
     whole = [replace(d, text=d.content, title="") for d in plan.chunks]
     median = max(1, int(np.median([len(d.text.split()) for d in whole])))
-    with steps(f"comparing the replies with {len(whole)} chunks", None) as count:
-        embedder = ReportingEmbedder(plan.embedder, count)
-        made = await asyncio.to_thread(measure_crawl, crawler, traces, whole, embedder, [median], False)
-    result, exchanges = made.by_target[ON], traces[ON].exchanges
+    step = partial(steps, f"comparing the replies with {len(whole)} chunks")
+    made = await asyncio.to_thread(measure_crawl, crawler, traces, whole, plan.embedder, [median], step=step)
+    result, exchanges = without_context(made).by_target[ON], traces[ON].exchanges
     if result.error:
         findings.failures.append(f"{CRAWLER}: {result.error}.")
     elif result.questions < plan.queries.crawl and target.requests >= total:

@@ -185,15 +185,25 @@ def to_api_error(error: Exception) -> ApiError:
 
 
 def _invalid(errors: Sequence[Any]) -> ApiError:
-    """Describes the first error of a body or a parameter, without repeating its value."""
-    first = errors[0]
-    parts = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-    where = ".".join(part for part in parts if re.fullmatch(r"\w+", part))  # other parts name our types
-    if first["type"] == "json_invalid":
+    """Describes the deepest error of a body or a parameter, without repeating its value.
+
+    A value of a union has an error for each type. The deepest one belongs to the type that fits best.
+    """
+    if errors[0]["type"] == "json_invalid":
         return ApiError(400, "The body is not valid JSON.", "invalid_json")
-    if not where:
+    paths = [_path(error) for error in errors]
+    deepest = max(paths, key=len)
+    if not deepest:
         return ApiError(400, "The body must be a JSON object, sent as application/json.", "invalid_type")
-    return ApiError(400, f"{where}: {validation_reason(first)}", "invalid_value", where)
+    where = ".".join(deepest)
+    reasons = [validation_reason(error) for error, path in zip(errors, paths, strict=True) if path == deepest]
+    return ApiError(400, f"{where}: {', or '.join(reasons)}", "invalid_value", where)
+
+
+def _path(error: Any) -> list[str]:
+    """Keys and positions of the value. Other parts of its location name our types."""
+    parts = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
+    return [part for part in parts if re.fullmatch(r"\w+", part)]
 
 
 def _http_error(error: HTTPException) -> ApiError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from casemate.reports.format import number, percent, plural
+from casemate.reports.format import decimal, number, percent, plural
 from casemate.types import Action, Verdict
 
 REASONS = {
@@ -25,6 +26,8 @@ CUTS = {
     "tenant_budget": "the new words that all clients of the tenant together may be given in a period are used up",
 }
 """Limits of ``crawl_limit`` that cut an answer, by the name of the option."""
+LEAST_EVIDENCE, ORDERS_ABOVE = 0.1, 6.0
+"""Evidence of ``crawl_limit`` is drawn from the first on, and up to so many powers of ten above the alarm."""
 SHOWN = 5
 """Names in a list."""
 
@@ -37,15 +40,15 @@ def some(names: Sequence[str]) -> str:
 
 def verdict_lines(v: Verdict) -> list[str]:
     """A line with the decision, a line with the reason, and a line with what is withheld, if anything is."""
-    scored = v.threshold is not None and (v.score or v.threshold)
+    figures = score_figures(v.defense, v.score, v.threshold)
     lines = [
-        f"{v.defense}: {_decision(v)}{_figures(v) if scored else ''}",
+        f"{v.defense}: {_decision(v)}{f'; {figures}' if figures else ''}",
         f"  reason: {reason(v.defense, v.evidence)}",
     ]
     kept_back = "withheld" if v.enforced else "would withhold"
     if sources := v.evidence.get("withheld"):
         scores = v.evidence.get("scores", {})
-        judged = [f"{s} (score {scores[s]:.4f})" if s in scores else s for s in sources]
+        judged = [f"{s} (score {decimal(scores[s])})" if s in scores else s for s in sources]
         lines.append(f"  {kept_back} sources: {some(judged)}")
     elif v.hidden:
         lines.append(f"  {kept_back} chunks: {some(v.hidden)}")
@@ -84,15 +87,40 @@ def _decision(v: Verdict) -> str:
     return f"{what}, {withheld} withheld" if v.enforced else f"{what}, {withheld} would be withheld (observe mode)"
 
 
-def evidence_figure(score: float, threshold: float) -> str:
-    """The evidence of ``crawl_limit`` against a client, and the value above which it raises an alarm."""
-    return f"evidence above {threshold:,.0f}" if score > threshold else f"evidence {score:.3g} of {threshold:,.0f}"
+def score_figures(defense: str, score: float, threshold: float | None) -> str:
+    """The score of a verdict and its threshold, with two decimals, or as many as show on which side it is.
+
+    ``crawl_limit``: its evidence against a client, and the value above which it raises an alarm. Empty if the verdict
+    has no threshold or no score.
+
+    >>> score_figures("mirabel", 3.0, 2.0), score_figures("mirabel", 13.7004, 13.7), score_figures("quorum", 0.0, 0.0)
+    ('score 3.00, threshold 2.00', 'score 13.7004, threshold 13.7000', '')
+    >>> score_figures("crawl_limit", 20.0, 1e5), score_figures("crawl_limit", 1e100, 1e5)
+    ('evidence 20 of 100,000', 'evidence above 100,000')
+    """
+    if threshold is None or not (score or threshold):
+        return ""
+    if defense == "crawl_limit":
+        return f"evidence above {threshold:,.0f}" if score > threshold else f"evidence {score:.3g} of {threshold:,.0f}"
+    digits = next((d for d in range(2, 6) if decimal(score, d) != decimal(threshold, d)), 2)
+    return f"score {decimal(score, digits)}, threshold {decimal(threshold, digits)}"
 
 
-def _figures(v: Verdict) -> str:
-    if v.threshold is not None and v.defense == "crawl_limit":
-        return f"; {evidence_figure(v.score, v.threshold)}"
-    return f"; score {v.score:.4f}, threshold {v.threshold:.4f}"
+def score_position(defense: str, score: float, threshold: float) -> tuple[float, float]:
+    """Where a score and its threshold are drawn on a line.
+
+    The evidence of ``crawl_limit`` is a product, from below 1 to far above the alarm. It is drawn as a logarithm to
+    base 10, with limits at both ends.
+
+    >>> score_position("mirabel", 3.0, 2.0), score_position("crawl_limit", 1000.0, 1e5)
+    ((3.0, 2.0), (3.0, 5.0))
+    >>> score_position("crawl_limit", 1e100, 1e5)
+    (11.0, 5.0)
+    """
+    if defense != "crawl_limit":
+        return score, threshold
+    drawn, alarm = (math.log10(max(x, LEAST_EVIDENCE)) for x in (score, threshold))
+    return min(drawn, alarm + ORDERS_ABOVE), alarm
 
 
 def _withheld(v: Verdict) -> str:

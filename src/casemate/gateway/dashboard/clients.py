@@ -28,7 +28,8 @@ class ClientSummary:
 
     Attributes:
         asked: Ids of its requests.
-        flagged_by: Ids of those that were flagged, each with the defense.
+        flagged_by: Ids of those that were newly flagged, each with the defense.
+        repeated: Ids of those from which a document was withheld again, because of an earlier question.
         limited: Ids of its requests whose context or answer ``crawl_limit`` limited.
     """
 
@@ -37,22 +38,32 @@ class ClientSummary:
     last: datetime
     asked: set[str] = field(default_factory=set)
     flagged_by: set[tuple[str, str]] = field(default_factory=set)
+    repeated: set[str] = field(default_factory=set)
     withheld: set[str] = field(default_factory=set)
     limited: set[str] = field(default_factory=set)
 
     @property
     def flagged(self) -> int:
-        """Number of flagged requests."""
-        return len({request for request, _ in self.flagged_by})
+        """Number of newly flagged requests."""
+        return len(self._flagged)
+
+    @property
+    def again(self) -> int:
+        """Number of requests from which documents were only withheld again."""
+        return len(self.repeated - self._flagged)
+
+    @property
+    def _flagged(self) -> set[str]:
+        return {request for request, _ in self.flagged_by}
 
     @property
     def defenses(self) -> Counter[str]:
-        """Number of flagged requests by defense."""
+        """Number of newly flagged requests by defense."""
         return Counter(defense for _, defense in self.flagged_by)
 
     @property
     def share(self) -> float:
-        """Share of flagged requests, in [0, 1]."""
+        """Share of newly flagged requests, in [0, 1]."""
         return self.flagged / len(self.asked)
 
     @property
@@ -80,8 +91,11 @@ def by_client(
             continue
         if v.limited or (v.defense == "crawl_limit" and v.enforced and v.request in cut):
             one.limited.add(v.request or v.id)
-        if v.flagged:
+        if v.repeated:
+            one.repeated.add(v.request or v.id)
+        if v.newly_flagged:
             one.flagged_by.add((v.request or v.id, v.defense))
+        if v.flagged:
             withheld = v.evidence.get("withheld")
             one.withheld.update(map(str, withheld if isinstance(withheld, list | tuple) else v.hidden))
     return list(found.values())

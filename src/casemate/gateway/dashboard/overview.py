@@ -12,6 +12,7 @@ from casemate.gateway.dashboard.records import VerdictRecord, by_request, flagge
 from casemate.gateway.dashboard.requests import latency_chart, latency_table
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import by_bin
+from casemate.gateway.dashboard.verdicts import figures
 from casemate.guard.audience import IGNORED
 from casemate.monitor.canaries.results import CanaryStatus, base_run_id
 from casemate.reports.format import plural, short_rate, utc_time
@@ -31,7 +32,7 @@ def overview(request: PageRequest) -> Page:
         "banner": _banner(request),
         "tiles": list(_tiles(request, asked, len(verdicts) - len(asked))),
         "requests": _requests_over_time(request, asked),
-        "flagged": _flagged_table(request, by_request([v for v in asked if v.flagged])),
+        "flagged": _flagged_table(request, by_request([v for v in asked if v.newly_flagged])),
         "clients": client_table(request, flagged, brief=True),
         "latency": latency_table(request, finished),
         "latency_chart": latency_chart(request, finished),
@@ -69,7 +70,7 @@ def _tiles(request: PageRequest, asked: Sequence[VerdictRecord], canaries: int) 
     beside = f"and {plural(canaries, 'verdict')} on canaries" if canaries else "without canaries"
     yield _tile("Guarded requests", f"{len(requests):,}", beside, url=request.url("verdicts"))
     figure, about = flagged_share(requests)
-    tone, url = "warm" if any(v.flagged for v in asked) else "", request.url("verdicts", outcome="flagged")
+    tone, url = "warm" if any(v.newly_flagged for v in asked) else "", request.url("verdicts", outcome="flagged")
     yield _tile("Flagged", figure, about, tone=tone, url=url)
     if failed := sum(any(v.failed for v in one) for one in requests):
         url = request.url("verdicts", outcome="failed")
@@ -98,13 +99,13 @@ def _canary_tile(request: PageRequest) -> dict[str, Any]:
 
 
 def _requests_over_time(request: PageRequest, asked: Sequence[VerdictRecord]) -> FramedChart | None:
-    """Requests and flagged requests in each bin of the range; None if there were none."""
+    """Requests and newly flagged requests in each bin of the range; None if there were none."""
     requests = by_request(asked)
     if not requests:
         return None
     bins = request.time.bins
     found = by_bin(bins, [one[0].at for one in requests])
-    counts = [(len(own), sum(any(v.flagged for v in requests[i]) for i in own)) for own in found]
+    counts = [(len(own), sum(any(v.newly_flagged for v in requests[i]) for i in own)) for own in found]
     links = [
         b.link(request.url("verdicts", **b.parameters), f"{plural(count, 'request')}, {flagged} flagged")
         for b, (count, flagged) in zip(bins, counts, strict=True)
@@ -114,17 +115,17 @@ def _requests_over_time(request: PageRequest, asked: Sequence[VerdictRecord]) ->
 
 
 def _flagged_table(request: PageRequest, flagged: Sequence[Sequence[VerdictRecord]]) -> Any:
-    """The flagged requests, each with the verdict that withheld most."""
+    """The newly flagged requests, each with the verdict that withheld most."""
     shown = [max(one, key=lambda v: len(v.hidden)) for one in flagged]
     columns = (
         Column("Time", lambda v: v.at, "at", True),
         Column("Client", lambda v: request.client_name(v.client).full.lower(), "client"),
-        Column("Score, threshold", lambda v: v.score, "score", True),
+        Column("Score and threshold", lambda v: v.score, "score", True),
         Column("Withheld", lambda v: len(v.hidden), "withheld", True),
     )
 
     def show(v: VerdictRecord) -> dict[str, Any]:
-        return {"verdict": v, "client": request.client_name(v.client)}
+        return {"verdict": v, "client": request.client_name(v.client), "figures": figures(v)}
 
     return request.table("Flagged requests", columns, shown, order="-at", name="flagged", size=MAX_FLAGGED, show=show)
 

@@ -79,6 +79,11 @@ class VerdictRecord:
         return self.flagged and self.evidence.get("why") == ["before"]
 
     @property
+    def newly_flagged(self) -> bool:
+        """Whether it flags something that no earlier question of the client flagged."""
+        return self.flagged and not self.repeated
+
+    @property
     def undecided(self) -> bool:
         """Whether no decision was possible."""
         return not self.failed and self.threshold is None and not self.flagged
@@ -219,8 +224,13 @@ def by_request(verdicts: Sequence[VerdictRecord]) -> list[list[VerdictRecord]]:
 
 
 def flagged_share(requests: Sequence[Sequence[VerdictRecord]]) -> tuple[str, str]:
-    """Returns the share of requests with a flagged verdict, and its counts, with those that only withhold again."""
-    flagged = [[v for v in one if v.flagged] for one in requests if any(v.flagged for v in one)]
-    rate, about = sample_rate(len(flagged), len(requests))
-    repeated = sum(all(v.repeated for v in one) for one in flagged)
-    return rate, f"{about}; {repeated:,} only withheld again" if repeated else about
+    """Returns the share of newly flagged requests, and its counts; then those that only withhold again."""
+    flagged = sum(any(v.newly_flagged for v in one) for one in requests)
+    again = sum(only_repeated(one) for one in requests)
+    rate, about = sample_rate(flagged, len(requests))
+    return rate, f"{about}; {again:,} more only withheld again" if again else about
+
+
+def only_repeated(verdicts: Sequence[VerdictRecord]) -> bool:
+    """Whether the verdicts on a request only withhold again."""
+    return any(v.repeated for v in verdicts) and not any(v.newly_flagged for v in verdicts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -118,18 +119,28 @@ def _ended_before(campaign: CampaignResult, time: TimeRange) -> bool:
 
 def _read(folder: Path, pattern: str) -> list[tuple[str, CampaignResult]]:
     """The newest results in a folder that match a pattern, by name of the file. Other files are left out."""
-    try:
-        paths = [path for path in folder.glob(pattern) if not path.name.endswith(NAMES)]
-        paths = sorted(paths, key=lambda p: p.stat().st_mtime, reverse=True)[:MAX_FILES]
-    except OSError:
-        return []
     found = []
-    for path in paths:
-        if path.stat().st_size > MAX_BYTES:
-            continue
+    for path in _newest(folder, pattern):
         with suppress(DataError):
             found.append((path.relative_to(folder).as_posix(), scrub(load_result(path))))
     return found
+
+
+def _newest(folder: Path, pattern: str) -> list[Path]:
+    """The newest files of results, without those that are too large or cannot be read, such as a dangling link."""
+    sizes = list[tuple[float, int, Path]]()
+    with suppress(OSError):
+        sizes += [(s.st_mtime, s.st_size, path) for path in folder.glob(pattern) if (s := _status(path))]
+    newest = sorted((one for one in sizes if not one[2].name.endswith(NAMES)), reverse=True)[:MAX_FILES]
+    return [path for _, size, path in newest if size <= MAX_BYTES]
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Time and size of a file; None if it cannot be read."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
 
 
 def _summary(campaign: CampaignResult) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.records import RequestRecord
 from casemate.gateway.dashboard.table import Column, Table
 from casemate.gateway.dashboard.time_range import by_bin
-from casemate.gateway.dashboard.verdicts import outcome
+from casemate.gateway.dashboard.verdicts import figures, outcome
 from casemate.monitor.canaries.results import CanaryStatus
 from casemate.reports.format import duration, plural
 from casemate.reports.svg import FramedChart, latency_lines
@@ -134,7 +134,8 @@ def requests(request: PageRequest) -> Page:
 
 def _listing(request: PageRequest, found: Sequence[RequestRecord], stage: str) -> Table:
     """The table of requests, with the duration of a stage, or of the slowest if none is named."""
-    flagged = {v.request for v in request.records.verdicts.all if v.flagged}
+    flagged = {v.request for v in request.records.verdicts.all if v.newly_flagged}
+    again = {v.request for v in request.records.verdicts.all if v.repeated} - flagged
     columns = (
         Column("End", lambda r: r.at, "at", True),
         Column("Client", lambda r: request.client_name(r.client).full.lower(), "client"),
@@ -147,7 +148,8 @@ def _listing(request: PageRequest, found: Sequence[RequestRecord], stage: str) -
 
     def show(r: RequestRecord) -> dict[str, Any]:
         client = request.client_name(r.client)
-        return {"request": r, "client": client, "stage": _stage(r, stage), "flagged": r.id in flagged}
+        marks = {"flagged": r.id in flagged, "again": r.id in again}
+        return {"request": r, "client": client, "stage": _stage(r, stage), **marks}
 
     return request.table("Requests", columns, found, show, order="-at")
 
@@ -180,6 +182,6 @@ def detail(request: PageRequest) -> Page:
         "request": found,
         "client": request.client_name(found.client),
         "stages": [(name, seconds, min(seconds / whole, 1.0)) for name, seconds in stages],
-        "verdicts": [{"verdict": v, "outcome": outcome(v)} for v in verdicts],
+        "verdicts": [{"verdict": v, "outcome": outcome(v), "figures": figures(v)} for v in verdicts],
     }
     return Page("request.html", context)

@@ -17,13 +17,14 @@ from casemate.gateway.dashboard.records import VerdictRecord, by_request, flagge
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import by_bin
 from casemate.gateway.dashboard.topics import TopicMapCache
-from casemate.reports.format import decimal, plural
-from casemate.reports.svg import FramedChart, score_meter, score_scatter
-from casemate.reports.verdicts import evidence_figure, evidence_items, reason
+from casemate.reports.format import plural
+from casemate.reports.svg import Drawing, FramedChart, score_meter, score_scatter
+from casemate.reports.verdicts import evidence_items, reason, score_figures, score_position
 
 OUTCOMES = (
     ("", "all"),
     ("flagged", "flagged"),
+    ("again", "withheld again"),
     ("passed", "passed"),
     ("undecided", "undecided"),
     ("failed", "defense failed"),
@@ -80,7 +81,8 @@ def detail(request: PageRequest) -> Page:
         "verdict": found,
         "outcome": word,
         "tone": tone,
-        "meter": score_meter(found.score, found.threshold, _span([*similar, found]), found.flagged),
+        "meter": _meter(found, _span([*similar, found])),
+        "figures": score_figures(found.defense, found.score, found.threshold),
         "reason": reason(found.defense, found.evidence),
         "evidence": evidence_items(found.evidence),
         "client": request.client_name(found.client),
@@ -98,8 +100,8 @@ def outcome(v: VerdictRecord) -> tuple[str, str]:
         return "Failed", "critical"
     if v.undecided:
         return "Undecided", "plain"
-    if v.repeated and v.enforced:
-        return "Withheld again", "medium"
+    if v.repeated:
+        return "Withheld again" if v.enforced else "Flagged again, observe mode", "medium"
     if v.flagged:
         return ("Flagged", "high") if v.enforced else ("Flagged, observe mode", "medium")
     return "Passed", "good"
@@ -156,7 +158,9 @@ class _Filters:
 
 
 def _outcome_key(v: VerdictRecord) -> str:
-    return "failed" if v.failed else "undecided" if v.undecided else "flagged" if v.flagged else "passed"
+    if v.failed or v.undecided:
+        return "failed" if v.failed else "undecided"
+    return "again" if v.repeated else "flagged" if v.flagged else "passed"
 
 
 def _contains(part: str, *texts: str) -> bool:
@@ -185,7 +189,7 @@ def _scatter(request: PageRequest, found: Sequence[VerdictRecord]) -> FramedChar
     links = [
         b.link(
             url("verdicts", **(kept | b.parameters)),
-            f"{plural(len(own), 'verdict')}, {sum(decided[i].flagged for i in own)} flagged",
+            f"{plural(len(own), 'verdict')}, {sum(decided[i].newly_flagged for i in own)} flagged",
         )
         for b, own in zip(bins, by_bin(bins, [v.at for v in decided]), strict=True)
         if own
@@ -198,20 +202,32 @@ def _distances(decided: Sequence[VerdictRecord]) -> tuple[list[tuple[datetime, f
     """Time, score minus threshold, and whether it was flagged; and labels for both ends of the axis.
 
     The scores of two defenses have no common unit. With several defenses, each distance is a share of the largest one
-    of its defense.
+    of its defense. Both ends have numbers only for one defense without a logarithmic scale.
     """
-    distances = [v.score - (v.threshold or 0.0) for v in decided]
+    distances = [score - threshold for score, threshold in map(_position, decided)]
     largest: dict[str, float] = defaultdict(float)
     for v, distance in zip(decided, distances, strict=True):
         largest[v.defense] = max(largest[v.defense], abs(distance))
     if len(largest) > 1:
         distances = [d / (largest[v.defense] or 1.0) for v, d in zip(decided, distances, strict=True)]
     points = [(v.at, distance, v.flagged) for v, distance in zip(decided, distances, strict=True)]
-    return points, ("far above", "far below") if len(largest) > 1 else None
+    if len(largest) > 1 or "crawl_limit" in largest:
+        return points, ("far above", "far below")
+    return points, None
+
+
+def _position(v: VerdictRecord) -> tuple[float, float]:
+    """Where score and threshold are drawn; a missing threshold at 0."""
+    return score_position(v.defense, v.score, v.threshold or 0.0)
+
+
+def _meter(v: VerdictRecord, span: tuple[float, float]) -> Drawing:
+    score, threshold = _position(v)
+    return score_meter(score, None if v.threshold is None else threshold, span, v.flagged)
 
 
 def _span(verdicts: Sequence[VerdictRecord]) -> tuple[float, float]:
-    values = [x for v in verdicts for x in (v.score, v.threshold) if x is not None]
+    values = [x for v in verdicts for x in _position(v)[: 1 if v.threshold is None else 2]]
     return min(values, default=0.0), max(values, default=1.0)
 
 
@@ -229,19 +245,16 @@ def _row(request: PageRequest, spans: Mapping[str, tuple[float, float]], v: Verd
         "outcome": word,
         "tone": tone,
         "client": request.client_name(v.client),
-        "meter": score_meter(v.score, v.threshold, spans[v.defense], v.flagged),
-        "figures": _figures(v),
+        "meter": _meter(v, spans[v.defense]),
+        "figures": figures(v),
         "withheld": withheld if v.hidden else "",
         "why": ", ".join(_texts(v.evidence.get("why"))),
     }
 
 
-def _figures(v: VerdictRecord) -> str:
-    if v.threshold is None or not (v.score or v.threshold):
-        return "no threshold" if v.threshold is None else "no score"
-    if v.defense == "crawl_limit":
-        return evidence_figure(v.score, v.threshold)
-    return f"{decimal(v.score)}, threshold {decimal(v.threshold)}"
+def figures(v: VerdictRecord) -> str:
+    """The score of a verdict and its threshold, or what is missing."""
+    return score_figures(v.defense, v.score, v.threshold) or ("no threshold" if v.threshold is None else "no score")
 
 
 def _texts(value: Any) -> list[str]:

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from casemate.errors import ConfigError, require_range
+from casemate.errors import BackendError, ConfigError, require_range
 from casemate.guard import generation_costs
 from casemate.guard.defenses.quorum.isolated import IsolatedAnswers
 from casemate.guard.defenses.quorum.keywords import (
@@ -39,6 +39,7 @@ from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
 from casemate.guard.token_models import require_token_model
 from casemate.maths.cascade import softmax
 from casemate.protocols import DecodingSession, Defense, EventStore, Generator, Logits, TokenModel
+from casemate.rag.pipeline import closing_stream
 from casemate.runtime.growing_text import stream_growth
 from casemate.types import UNKNOWN, Document, Float64, Prompt
 
@@ -66,6 +67,8 @@ class RobustRAG(Defense):
         margin: eta: smallest lead of a token's summed probability in decoding, at least 0.
         tokens: Largest length of an answer in decoding, at least 1.
         writer: For keywords: a generator that answers from each passage alone and writes from keywords. None: rules.
+        writer_s: Seconds, above 0, after which a passage whose answer the writer has not finished abstains, and after
+            which the answer from keywords fails. Set it below half of ``gateway.timeout_s``.
         model: For decoding: the language model; none: the system's generator, if it provides token probabilities.
         store: The system's; receives the costs of isolated answers.
     """
@@ -76,6 +79,7 @@ class RobustRAG(Defense):
     margin: float = 0.0
     tokens: int = 64
     writer: Generator | None = field(default=None, repr=False)
+    writer_s: float = 50.0
     model: TokenModel | None = field(default=None, repr=False)
     store: EventStore | None = field(default=None, repr=False)
 
@@ -88,6 +92,7 @@ class RobustRAG(Defense):
         require_range(NAME, self, "share", above=0, at_most=1)
         require_range(NAME, self, "most tokens", at_least=1)
         require_range(NAME, self, "margin", at_least=0)
+        require_range(NAME, self, "writer_s", above=0)
 
     def on_generate(self, generator: Generator) -> Generator:
         """Replaces the generator by the aggregation.
@@ -117,10 +122,14 @@ class _Keywords(Generator):
 
     def __init__(self, defense: RobustRAG) -> None:
         self._defense, self._writer = defense, defense.writer
-        self._isolated = None if defense.writer is None else IsolatedAnswers(defense.writer)
+        self._isolated = None if defense.writer is None else IsolatedAnswers(defense.writer, defense.writer_s)
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
-        """Streams the answer."""
+        """Streams the answer.
+
+        Raises:
+            BackendError: If the writer fails, or does not finish the answer from the keywords in time.
+        """
         question = AskedQuestion.of(prompt.question)
         said = [items for items in await self._said(prompt, question) if items]
         release = Release.of(said, Thresholds(self._defense.threshold(len(said))))
@@ -129,7 +138,8 @@ class _Keywords(Generator):
             yield compose(question, release.levels).text
             return
         hints = Document(NAME, "; ".join(keywords))
-        async for piece in self._writer.stream(replace(prompt, context=(hints,), instructions=WRITE)):
+        written = self._writer.stream(replace(prompt, context=(hints,), instructions=WRITE))
+        async for piece in _within(written, self._defense.writer_s):
             yield piece
 
     async def _said(self, prompt: Prompt, question: AskedQuestion) -> Sequence[Collection[Item]]:
@@ -139,6 +149,24 @@ class _Keywords(Generator):
         answers, costs = await self._isolated.ask(prompt.question, prompt.context)
         generation_costs.append(self._defense.store, NAME, prompt.request, costs)
         return [statements(question, read_text(answer), MOST_KEYWORDS) for answer in answers]
+
+
+async def _within(stream: AsyncIterator[str], seconds: float) -> AsyncIterator[str]:
+    """Passes a stream on. Raises ``BackendError`` if it has not ended after this time."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    async with closing_stream(stream):
+        while (piece := await _next_piece(stream, deadline)) is not None:
+            yield piece
+
+
+async def _next_piece(stream: AsyncIterator[str], deadline: float) -> str | None:
+    """The next piece; None at the end."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await anext(stream, None)
+    except TimeoutError:
+        message = f"{NAME}: the writer has not finished after writer_s; the answer is incomplete"
+        raise BackendError(message, backend=NAME, retryable=True) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -43,6 +44,8 @@ MIN_RECORDS = 20
 """Default number of records: 20, or one in 200 documents if that is more (METHODS G)."""
 MAX_BENIGN_SHARE = 0.001
 """A record retrieved by more than this share of the benign questions is not planted."""
+FIRST_RECORDS, FAR_ABOVE = 4, 5.0
+"""Planting ends if the first records, two of each kind, are all retrieved by this many times the allowed share."""
 LOCATIONS_PER_RECORD = 4
 """Locations in the corpus that are tried for each record."""
 MAX_REMOVAL_ROUNDS = 5
@@ -85,6 +88,9 @@ class PlantingResult:
         skipped: Records that were not planted, since too many benign questions would retrieve every draft.
         benign: Share of the benign questions that retrieve a new record; None without questions. The locations were
             chosen with these questions: expect a slightly larger share for others.
+        rejected: Least share of the benign questions that retrieve a draft that was not planted; None without any.
+        needed: Rough number of documents from which records would fit; None if any was planted. The share falls as the
+            number of documents grows.
     """
 
     added: tuple[str, ...]
@@ -93,6 +99,8 @@ class PlantingResult:
     wanted: int
     skipped: int = 0
     benign: Estimate | None = None
+    rejected: float | None = None
+    needed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +171,14 @@ async def plant_records(
     new = [r for d in written.documents if (r := key.identify(d, tenant))]
     _log_records(guard.store, "planted", [r for r in (*existing, *new) if r.generation == key.generation])
     return PlantingResult(
-        tuple(r.source for r in new), len(current) + len(new), key.generation, wanted, written.skipped, written.benign
+        added=tuple(r.source for r in new),
+        held=len(current) + len(new),
+        generation=key.generation,
+        wanted=wanted,
+        skipped=written.skipped,
+        benign=written.benign,
+        rejected=written.rejected,
+        needed=None if written.rejected is None or new else math.ceil(n * written.rejected / MAX_BENIGN_SHARE),
     )
 
 
@@ -234,11 +249,12 @@ def _why_left(key: HoneytokenKey | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _WrittenRecords:
-    """Records ready to be indexed."""
+    """Records ready to be indexed. See ``PlantingResult``."""
 
     documents: tuple[Document, ...]
     skipped: int
     benign: Estimate | None
+    rejected: float | None = None
 
 
 class _RecordWriter:
@@ -249,8 +265,11 @@ class _RecordWriter:
         self.key, self.settings, self.without = key, settings, without
 
     def write(self, numbers: Sequence[int], progress: Progress) -> _WrittenRecords:
-        """One record per number, unless too many benign questions would retrieve every draft of it."""
-        chosen, vectors = list[Document](), list[Vector]()
+        """One record per number, unless too many benign questions would retrieve every draft of it.
+
+        Ends early if the first ones are far from fitting, as in a small collection.
+        """
+        chosen, vectors, rejected = list[Document](), list[Vector](), list[float]()
         if not numbers:
             return _WrittenRecords((), 0, None)
         seed = [int(self.key.record_name(self.settings.tenant, self.key.generation, -1), 16)]
@@ -266,11 +285,17 @@ class _RecordWriter:
             ]
             drafted = self.embed([d.content for d in drafts])
             best, entries = _least_retrieved(drafted, sample.vectors, scores)
-            if scores is None or entries <= MAX_BENIGN_SHARE * len(scores.questions):
+            share = entries / len(scores.questions) if scores else 0.0
+            if share <= MAX_BENIGN_SHARE:
                 chosen.append(drafts[best])
                 vectors.append(drafted[best])
+            else:
+                rejected.append(share)
             progress(1)
-        return _WrittenRecords(tuple(chosen), len(numbers) - len(chosen), _benign_share(scores, vectors))
+            if len(rejected) == FIRST_RECORDS and not chosen and min(rejected) > FAR_ABOVE * MAX_BENIGN_SHARE:
+                break
+        skipped, benign = len(numbers) - len(chosen), _benign_share(scores, vectors)
+        return _WrittenRecords(tuple(chosen), skipped, benign, min(rejected, default=None))
 
     def _question_scores(self) -> QuestionScores | None:
         questions, settings = list(self.settings.questions), self.settings

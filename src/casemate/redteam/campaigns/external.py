@@ -195,7 +195,7 @@ class ExternalMembershipCampaign(ExternalCampaign):
         not_observable = NotObservable(unmet_checks(external.can, skipped), frozenset(skipped))
         if split is None:
             system = ExternalSystem(config, external, (), None, not_observable)
-            return Preparation(system, UnmeasurableRunner(attacks, missing, not_observable))
+            return Preparation(system, UnmeasurableRunner(missing))
         store = self.open_store(resources)
         identity = section.identity if Capability.CLIENTS in external.can else "campaign"
         key = digest(external.label, split.fingerprint, section.seed, identity, config.rag.k, sorted(attacks))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from casemate.config import Config, PluginSpec
@@ -14,10 +15,9 @@ from casemate.plugins import build
 from casemate.protocols import Embedder, ExtractionAttack, Steps, Target
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner
 from casemate.redteam.crawling.transformed import TransformedCrawler
-from casemate.redteam.lab.caching import ReportingEmbedder
 from casemate.redteam.lab.capabilities import NotObservable
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan, CrawlTrace
-from casemate.redteam.lab.extraction_metrics import measure_crawl, summarize_trace
+from casemate.redteam.lab.extraction_metrics import measure_crawl, summarize_trace, without_context
 from casemate.redteam.lab.judge import ATLAS_LEAKAGE, EXTRACTION_FAILS, ON, OWASP, crawl_check, defense_check
 from casemate.redteam.lab.results import BenignReplay, CampaignResult, Check, CheckStatus, Crawl, ExtractionSide
 from casemate.redteam.lab.store import CampaignStore
@@ -66,9 +66,9 @@ class ExtractionRunner(AttackRunner):
                 traces = self._traces[name] = await crawler.run(count)
             self._sides[name] = {target: summarize_trace(trace) for target, trace in traces.items()}
             if self.chunks:
-                with steps(f"comparing the replies to {name} with {len(self.chunks)} chunks", None) as count:
-                    embedder = ReportingEmbedder(self.embedder, count)
-                    self._crawls[name] = measure_crawl(crawler, traces, self.chunks, embedder, seen=self.seen)
+                step = partial(steps, f"comparing the replies to {name} with {len(self.chunks)} chunks")
+                crawl = measure_crawl(crawler, traces, self.chunks, self.embedder, step=step)
+                self._crawls[name] = crawl if self.seen else without_context(crawl)
 
     @property
     def _attackers(self) -> list[tuple[str, PluginSpec, str]]:

@@ -22,7 +22,7 @@ from casemate.redteam.lab.judge import (
     judge_campaign,
     without_decisions,
 )
-from casemate.redteam.lab.results import AttackResult, CampaignResult, Check, CheckStatus, Utility
+from casemate.redteam.lab.results import CampaignResult, Check, CheckStatus, Utility
 from casemate.redteam.lab.two_world_audit import TwoWorldFindings
 from casemate.redteam.reporting.sessions import attack_sessions
 
@@ -121,11 +121,13 @@ class MembershipRunner(AttackRunner):
 
 @dataclass(eq=False)
 class UnmeasurableRunner(AttackRunner):
-    """Asks nothing: without known members and non-members, replies say nothing about membership."""
+    """Asks nothing: without known members and non-members, replies say nothing about membership.
 
-    attacks: Mapping[str, MembershipAttack]
+    Attributes:
+        why: What is missing, in one sentence: the only check of the campaign.
+    """
+
     why: str
-    not_observable: NotObservable
 
     async def execute(self, steps: Steps) -> None:
         """Does nothing."""
@@ -137,15 +139,8 @@ class UnmeasurableRunner(AttackRunner):
 
     def judge(self) -> CampaignResult:
         """See `AttackRunner.judge`."""
-        checks = [
-            Check(INFERENCE_FAILS, CheckStatus.INCONCLUSIVE, None, None, self.why, name, OWASP, ATLAS)
-            for name in self.attacks
-        ]
-        return CampaignResult(
-            attacks=tuple(AttackResult(n, a.paper, "", None, None, error=self.why) for n, a in self.attacks.items()),
-            checks=(*checks, *self.not_observable.checks()),
-            not_tested=("Anything: no question was asked.",),
-        )
+        missing = Check(INFERENCE_FAILS, CheckStatus.INCONCLUSIVE, None, None, self.why, "", OWASP, ATLAS)
+        return CampaignResult(checks=(missing,), not_tested=("Anything: no question was asked.",))
 
 
 def _unused_attacks(used: Mapping[str, MembershipAttack]) -> Iterator[str]:

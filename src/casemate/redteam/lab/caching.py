@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from casemate.protocols import Embedder, EmbedderProxy, Generator, Progress
+from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.redteam.lab.store import CampaignStore
-from casemate.types import Prompt, Vector
+from casemate.types import Prompt
 
 PROMPT_COUNTS: ContextVar[Counter[str] | None] = ContextVar("casemate_lab_prompt_counts", default=None)
 """Number of answers to each prompt in the current trial; None outside of trials."""
@@ -75,16 +75,3 @@ def _fingerprint(label: str, prompt: Prompt) -> str:
     documents = [[d.id, d.source, d.title, d.text, dict(d.metadata)] for d in prompt.context]
     whole = json.dumps([label, prompt.question, prompt.instructions, documents], sort_keys=True, default=str)
     return hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-class ReportingEmbedder(EmbedderProxy):
-    """Reports how many texts it has embedded, for callees that take an embedder and no progress."""
-
-    def __init__(self, inner: Embedder, progress: Progress) -> None:
-        """Calls `progress` with the number of texts just embedded."""
-        super().__init__(inner)
-        self._progress = progress
-
-    def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
-        """See `Embedder.embed`."""
-        return self.inner.embed(texts, progress or self._progress)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
 
 from casemate.maths import recovery
-from casemate.maths.recovery import MIN_ROUGE_L, ROUGE_LEVELS, FirstQueries, Recovery
+from casemate.maths.recovery import MIN_ROUGE_L, ROUGE_LEVELS, FirstQueries, Recovery, Segments
 from casemate.maths.stats import RESAMPLES, Estimate, bootstrap, paired_bootstrap, proportion
-from casemate.protocols import Embedder, ExtractionAttack
+from casemate.protocols import Embedder, ExtractionAttack, Progress
 from casemate.redteam.crawling.extracted_texts import split_reply
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlTrace
 from casemate.redteam.lab.results import Crawl, ExtractionResult, ExtractionSide, VerbatimExtraction
@@ -28,7 +29,8 @@ def measure_crawl(
     chunks: Sequence[Document],
     embedder: Embedder,
     windows: bool | Sequence[int] = True,
-    seen: bool = True,
+    *,
+    step: Callable[[int], AbstractContextManager[Progress]] = lambda total: nullcontext(lambda count: None),
 ) -> Crawl:
     """Compares the replies and recovered texts of each crawl with all chunks of the collection.
 
@@ -41,7 +43,7 @@ def measure_crawl(
         embedder: Embeds chunks and replies for cosines.
         windows: Whether sliding windows of replies are compared too, or their sizes in words. They are nine tenths of
             the work; with fewer sizes, or without any, the rates can only be lower.
-        seen: Whether the target reports its context by the ids of these chunks.
+        step: Opens a progress display for a number of texts to embed.
 
     Raises:
         ValueError: If there are no chunks.
@@ -50,14 +52,15 @@ def measure_crawl(
         raise ValueError("there are no chunks to recover; pass those of the index")
     plan = crawler.plan
     texts = [chunk.text for chunk in chunks]
-    E = embedder.embed(texts)
     sizes = (recovery.window_sizes(texts) if windows is True else windows) or ()
+    decoded = {target: _decoded(raw, crawler.attack) for target, raw in traces.items()}
+    found = {target: _segments(trace, sizes) for target, trace in decoded.items()}
     by_target, firsts = dict[str, ExtractionResult](), dict[str, FirstQueries]()
-    for target, raw in traces.items():
-        trace = _decoded(raw, crawler.attack)
-        recovered = _recovery(trace, texts, E, embedder, sizes)
-        result, firsts[target] = _measure_trace(trace, chunks, recovered, (plan.k, plan.seed))
-        by_target[target] = result if seen else _without_context(result)
+    with step(len(texts) + sum(len(segments.texts) for segments in found.values())) as progress:
+        E = embedder.embed(texts, progress)
+        for target, trace in decoded.items():
+            recovered = _recovery(found[target], texts, E, embedder, progress)
+            by_target[target], firsts[target] = _measure_trace(trace, chunks, recovered, (plan.k, plan.seed))
     off, on = firsts.get("off"), firsts.get("on")
     drop = ratio = None
     if off is not None and on is not None:
@@ -163,20 +166,28 @@ def _measure_trace(
     return metrics, result.f1[at]
 
 
+def without_context(crawl: Crawl) -> Crawl:
+    """Drops the metrics that require the target to report its context by the ids of the chunks."""
+    return replace(crawl, by_target={target: _without_context(result) for target, result in crawl.by_target.items()})
+
+
 def _without_context(result: ExtractionResult) -> ExtractionResult:
-    """Drops the metrics that require the target's contexts."""
     curve = tuple((at, None, recovered) for at, _, recovered in result.curve)
     return replace(result, crr_ikea=None, coverage=None, area=None, efficiency=None, curve=curve, verbatim=None)
 
 
-def _recovery(
-    trace: CrawlTrace, texts: Sequence[str], E: Vector, embedder: Embedder, sizes: Sequence[int]
-) -> tuple[Recovery, int]:
-    """Recovery from replies and from the texts that the attack derived from them, such as decoded ones."""
+def _segments(trace: CrawlTrace, sizes: Sequence[int]) -> Segments:
+    """Segments of the replies and of the texts that the attack derived from them, such as decoded ones."""
     answers = [(number, e.reply) for number, e in enumerate(trace.exchanges, 1)]
     answers += [(find.query, find.text) for find in trace.finds if find.query]
-    found = recovery.segments(answers, sizes, split_reply)
-    S = embedder.embed(found.texts) if found.texts else np.empty((0, E.shape[1]), np.float32)
+    return recovery.segments(answers, sizes, split_reply)
+
+
+def _recovery(
+    found: Segments, texts: Sequence[str], E: Vector, embedder: Embedder, progress: Progress
+) -> tuple[Recovery, int]:
+    """Recovery from segments, and their number."""
+    S = embedder.embed(found.texts, progress) if found.texts else np.empty((0, E.shape[1]), np.float32)
     return recovery.chunk_recovery(texts, E, found, S), len(found.texts)
 
 

@@ -145,12 +145,13 @@ def auc_in_words(auc: Estimate) -> str:
     return next((text for limit, text in AUC_LEVELS if auc.value < limit), "near-perfect")
 
 
-def describe_checks(checks: Iterable[Check], between: str = "; ") -> list[str]:
+def describe_checks(checks: Iterable[Check], separator: str = "; ", start_of_list: str = " ") -> list[str]:
     """The checks in lines: those of several attacks with the same name in one, what their reasons share stated once.
 
     Args:
         checks: The checks.
-        between: Separates the attacks. One that begins with a line break also stands before the first of them.
+        separator: Between two attacks.
+        start_of_list: Before the first of several attacks.
     """
     by_name: dict[str, list[Check]] = {}
     for check in checks:
@@ -161,8 +162,7 @@ def describe_checks(checks: Iterable[Check], between: str = "; ") -> list[str]:
         parts = [": ".join(filter(None, (check.attack, rest))) for check, rest in zip(made, own, strict=True)]
         if any(own):
             start = ": ".join(filter(None, (name, shared)))
-            first = between if between.startswith("\n") and len(parts) > 1 else " "
-            lines.append(f"{start}:{first}{between.join(parts)}")
+            lines.append(f"{start}:{start_of_list if len(parts) > 1 else ' '}{separator.join(parts)}")
         else:
             attacks = ", ".join(filter(None, parts))
             lines.append(f"{name}: {shared}{f' ({attacks})' if attacks else ''}")

@@ -92,7 +92,7 @@ class IsolatedAnswers:
             async with asyncio.timeout(self._seconds), closing_stream(self._writer.stream(prompt)) as pieces:
                 return "".join([piece async for piece in pieces])
         except Exception as error:  # one unit must not decide whether there is an answer
-            log.error("quorum: the writer failed for one unit, which abstains: %s", type(error).__name__)
+            log.error("isolated answers: the writer failed for one unit, which abstains: %s", type(error).__name__)
             return None
 
 
