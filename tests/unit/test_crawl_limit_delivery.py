@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from casemate.guard.client_state import crawl_evidence
 from casemate.guard.client_state.crawl_evidence import CrawlEvidence
+from casemate.guard.defenses import crawl_limit
 from casemate.guard.defenses.crawl_limit import CrawlLimit, Grade
 from casemate.guard.defenses.crawl_limit.delivery import Delivery
 from casemate.protocols import Defense, Generator
@@ -236,6 +237,21 @@ def test_fetching_is_no_evidence_for_or_against_a_client():
     asyncio.run(fetch(limit, [chunk(1), chunk(2)], "ann", "what then"))
     assert limit.evidence.summary(ann) == before | {"chunks": 2}
     assert before["quotes"] > 1
+
+
+def test_a_request_that_was_dropped_is_answered_from_no_documents(monkeypatch):
+    """Otherwise a client could have its own request dropped by others, and its answer would not be limited."""
+    monkeypatch.setattr(crawl_limit, "MAX_PENDING", 1)
+    limit, reader, queries = CrawlLimit(), Copies(), [Query("what then", name) for name in ("ann", "bob")]
+
+    async def run():
+        retrieval = Retrieval((Hit(chunk(1), 0.5),), STATS, exhausted=True)
+        for query in queries:
+            await limit.on_retrieve(query, retrieval)
+        return [await join_stream(limit.on_generate(reader).stream(prompt(q, [chunk(1)]))) for q in queries]
+
+    dropped, kept = asyncio.run(run())
+    assert dropped == "" and kept and reader.read == [[], [chunk(1).text]]
 
 
 def test_a_retrieval_that_was_delivered_is_not_pending():

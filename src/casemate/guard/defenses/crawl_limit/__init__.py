@@ -53,7 +53,7 @@ from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrie
 
 log = logging.getLogger(__name__)
 MAX_PENDING = 10_000
-"""Requests between retrieval and generation; the oldest are dropped."""
+"""Requests between retrieval and generation. The oldest are dropped: they are answered from no documents."""
 EXTRACTS_FROM = 0.8
 """Share of the budget from which a client is answered from extracts."""
 LEAST_ANSWER = 20
@@ -393,8 +393,9 @@ class _LimitedGenerator(Generator):
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
         query, unseen = self._limit.pop_query(prompt)
-        if query is None:
-            restricted, meter = prompt, None
+        if query is None:  # the budget is used up, or the request was dropped: no text that would not be measured
+            released = tuple(d for d in prompt.context if isinstance(d, ReleasedDocument))
+            restricted, meter = replace(prompt, context=released), None
         else:
             restricted = await self._limit.restrict(query, prompt)
             meter = DisclosureMeter(self._limit, query, prompt.context, unseen)  # against whole chunks
