@@ -583,6 +583,13 @@ class Defense:
         """Processes the finished answer."""
         return Outcome(answer)
 
+    async def on_deliver(self, query: Query, documents: Sequence[Document]) -> Sequence[Document]:
+        """Processes retrieved documents that are handed to the client itself, in place of an answer.
+
+        In observe mode the result is discarded.
+        """
+        return documents
+
 
 class CalibratedDefense(Defense):
     """A defense whose threshold is calibrated on benign queries by split conformal prediction.

@@ -245,6 +245,14 @@ class Invents(Good):
 
 
 @dataclass
+class Adds(Good):
+    """Hands over a document that was not retrieved."""
+
+    async def on_deliver(self, query, documents):
+        return [*documents, Document("new", "x")]
+
+
+@dataclass
 class Reorders(Good):
     """Reverses the hits."""
 
@@ -356,7 +364,7 @@ class Enforced(HideBest):
         (Contradicts, "flagged is False"), (Tells, "holds the text"), (Unkept, "cannot be kept as JSON"),
         (Shortens, "not of unit length"), (InPlace, "changed what it was given"), (Dice, "something else"),
         (Wraps, "another text"), (Fails, "list|tuple index"), (Enforced, "the guard's to say"),
-        (Greedy, "there are no more"),
+        (Greedy, "there are no more"), (Adds, "on_deliver added or moved one"),
     ],
 )  # fmt: skip
 def test_faulty_defenses_are_refused(bad, says) -> None:

@@ -109,6 +109,25 @@ def test_quorum_answers_are_not_charged(rag):
     assert limit.evidence.disclosed_words(query) == limit.evidence.shown_count(query) == 0
 
 
+@pytest.mark.parametrize("clients", [1, 3])
+def test_clients_that_fetch_obtain_at_most_their_budgets_beyond_quorum_answers(rag, clients):
+    """Beyond the budget they get what ``quorum`` releases, for which they are not charged."""
+    limit = only_budget()
+    guard = Guard(rag, [quorum(), limit])
+
+    async def fetch(client, topic):
+        query = Query(f"When was bridge{topic} opened?", f"c{client}", k=SOURCES)
+        grade, retrieval = limit.grade(query), (await guard.retrieve(query))[0]
+        return grade, await guard.deliver(query, [hit.document for hit in retrieval.hits])
+
+    found = [asyncio.run(fetch(client, topic)) for client in range(clients) for topic in range(TOPICS)]
+    words = {word for _, documents in found for d in documents for word in d.text.split()}
+    beyond = [d for grade, documents in found if grade is Grade.QUORUM for d in documents]
+    assert 0 < len(words & SECRETS) <= clients * BUDGET
+    assert any("19" in d.text for d in beyond) and not {word for d in beyond for word in d.text.split()} & SECRETS
+    assert all(limit.evidence.disclosed_words(Query("", f"c{c}")) <= BUDGET for c in range(clients))
+
+
 def test_observe_mode_answers_from_the_documents_beyond_the_budget(rag):
     limit = only_budget()
     guard = Guard(rag, [quorum(), limit], enforce=False)

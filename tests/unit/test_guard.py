@@ -55,6 +55,9 @@ class Broken(Defense):
             raise RuntimeError("secret text of a document")
         return Outcome(answer)
 
+    async def on_deliver(self, query, documents):
+        raise RuntimeError("secret text of a document")
+
 
 @dataclass
 class Censor(Defense):
@@ -187,6 +190,18 @@ def test_failing_defense_is_skipped_with_on_error_open(make, stage):
     guard = make([Broken(stage)], documents(40), on_error="open")
     bare = asyncio.run(guard.rag.ask(Query("amber")))
     assert asyncio.run(guard.ask(Query("amber"))).text == bare.text
+
+
+@pytest.mark.parametrize(
+    ("on_error", "enforce", "count"), [("closed", True, 0), ("open", True, 2), ("closed", False, 2)]
+)
+def test_a_defense_that_fails_to_limit_fetched_documents_withholds_them(make, on_error, enforce, count, caplog):
+    store = Memory()
+    guard = make([Broken("none"), Censor()], documents(40), store=store, on_error=on_error, enforce=enforce)
+    assert len(asyncio.run(guard.deliver(Query("amber"), documents(2)))) == count
+    (event,) = [e.body for e in store.events]
+    assert (event["defense"], event["evidence"]) == ("test_guard", {"error": "RuntimeError"})
+    assert "secret text" not in caplog.text
 
 
 def test_failure_with_a_false_truth_value_withholds_the_context(make):

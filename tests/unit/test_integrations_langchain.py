@@ -29,6 +29,7 @@ from casemate.integrations import protection
 from casemate.integrations.guarded_query import client_context
 from casemate.integrations.langchain import GuardedVectorStore, GuardedVectorStoreRetriever, guarded
 from casemate.maths.moments import CorpusMoments
+from casemate.types import Query
 from tests.wrapped import MEMBERS, config, corpus, embedded, mirabel
 
 HARMLESS = "amber birch cedar"
@@ -774,3 +775,44 @@ def test_sources_are_hidden_whole_and_rows_of_a_table_are_records(calibration):
         store.similarity_search(text_of("d4"))
         assert store.get_by_ids(["d4", "d5"]) == []
     store.protection.close()
+
+
+def words_obtained(found):
+    """Words of each document, of which several results may have different beginnings."""
+    lengths = {}
+    for d in found:
+        assert text_of(d.id).startswith(d.page_content)
+        lengths[d.id] = max(lengths.get(d.id, 0), len(d.page_content.split()))
+    return sum(lengths.values())
+
+
+WAYS = {
+    "search": lambda store, n: store.similarity_search(f"only{n} only{n + 1}", 2),
+    "async": lambda store, n: asyncio.run(store.asimilarity_search(f"only{n} only{n + 1}", 2)),
+    "MMR": lambda store, n: store.max_marginal_relevance_search(f"only{n}", 2, fetch_k=20),
+    "async MMR": lambda store, n: asyncio.run(store.amax_marginal_relevance_search(f"only{n}", 2, fetch_k=20)),
+    "MMR by vector": lambda store, n: store.max_marginal_relevance_search_by_vector(embedded([f"only{n}"])[0], 2),
+    "retriever": lambda store, n: store.as_retriever(k=2).invoke(f"only{n} only{n + 1}"),
+    "vector": lambda store, n: store.similarity_search_by_vector(embedded([f"only{n}"])[0], 2),
+    "id": lambda store, n: store.get_by_ids([f"d{n}", f"d{n + 1}"]),
+    "async id": lambda store, n: asyncio.run(store.aget_by_ids([f"d{n}", f"d{n + 1}"])),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("clients", [1, 3])
+def test_clients_obtain_at_most_the_budget_of_crawl_limit(wrap, way, clients):
+    """The application's model may repeat whatever it reads, so all texts count."""
+    store, obtained = wrap(defenses=[{"use": "crawl_limit", "budget": 200, "questions": 10_000}]), []
+    for name in range(clients):
+        with client_context(f"client {name}"):
+            obtained.append(words_obtained([d for n in range(0, 80, 2) for d in WAYS[way](store, n)]))
+    assert all(160 <= words <= 200 for words in obtained)
+
+
+def test_observe_mode_charges_and_withholds_nothing(wrap):
+    store = wrap(defenses=[{"use": "crawl_limit", "budget": 30}], mode="observe")
+    for number in range(9):
+        found = store.similarity_search(f"only{number}", 2)
+        assert [d.page_content for d in found] == [text_of(d.id) for d in found] and len(found) == 2
+    assert store.protection.guard.defenses[0].evidence.disclosed_words(Query("")) == 30

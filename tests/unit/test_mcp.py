@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from itertools import chain
 
 import httpx
 import pytest
@@ -35,6 +36,7 @@ from casemate.gateway.mcp.upstream import Upstream, UpstreamTools
 from casemate.gateway.server import uvicorn_config
 from casemate.gateway.state import Gateway
 from casemate.gateway.tracing import RequestTracer
+from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.turn import OpenTurns
 from casemate.types import Outcome, Secret
 from tests import gateways
@@ -121,6 +123,25 @@ async def test_over_http_answers_and_documents_pass_the_guard(app, mode):
     assert len(ids) == 5 and "d3" not in ids
     assert answer.content[0].text.split() == ids  # the parrot names its context
     assert answer.structured_content is None
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+async def test_agents_obtain_at_most_their_budgets(tmp_path, clients):
+    """By searches alone: each document has thirteen words, and one of them is its own."""
+    limit = CrawlLimit(budget=200, questions=10**4, alarm=1e-12)
+    app = build(tmp_path, defenses=(limit,), mcp=True)
+    keys, obtained = [key(app, name=f"agent {c}", retrieve=True) for c in range(clients)], []
+    with serving(app) as url:
+        for text in keys:
+            async with connected(url, text) as client:
+                queries = [{"query": f"only{number} only{number + 1}"} for number in range(0, 40, 2)]
+                results = [await client.call_tool("search", query) for query in queries]
+            lengths = {}
+            for one in chain.from_iterable(result.structured_content["documents"] for result in results):
+                assert DOCUMENTS[one["id"]].text.startswith(one["text"])
+                lengths[one["id"]] = max(lengths.get(one["id"], 0), len(one["text"].split()))
+            obtained.append(sum(lengths.values()))
+    assert all(180 <= words <= 200 for words in obtained)
 
 
 async def test_over_stdio_answers_and_documents_pass_the_guard(tmp_path):

@@ -14,6 +14,7 @@ from casemate.gateway.mcp.found_documents import find_documents, judge_found, me
 from casemate.gateway.mcp.upstream import LISTS, TEXTS, recognize
 from casemate.guard import turn as turns
 from casemate.guard.audience import AudiencePolicy
+from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.turn import OpenTurns, continued
 from casemate.types import Action, Document, Outcome, Query, Verdict
 from tests.fakes import documents
@@ -113,6 +114,17 @@ async def test_at_most_k_documents_are_returned_and_unknown_ones_are_not(guard):
     assert await judged(guard, "amber", ["d1", "d2", "d4", "d5"], k=2) == ["d1", "d2"]
     kept = await judge_found(guard, Query("amber"), ["of no document in the index, whatever it is"])
     assert len(kept) == 5
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_documents_of_another_retriever_are_charged_unless_the_guard_is_off(tmp_path, off):
+    """Both those that it found and those that the guard's own retrieval adds."""
+    limit, query = CrawlLimit(budget=50), Query(TEXT["d9"], k=5)
+    with make(tmp_path, defenses=(limit,)) as app:
+        kept = asyncio.run(judge_found(app.guard, query, [TEXT["d30"], TEXT["d31"]], off=off))
+    assert [d.id for d in kept[:2]] == ["d30", "d31"]
+    assert limit.evidence.disclosed_words(query) == (0 if off else 50)
+    assert sum(len(d.text.split()) for d in kept) == (5 * 13 if off else 50)
 
 
 @pytest.mark.parametrize("off", [False, True])

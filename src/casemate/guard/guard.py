@@ -203,6 +203,21 @@ class Guard:
             _, verdicts = await self.judging_only()._retrieve(replace(query, text=current.question, id=current.id))
             self._mark_judged(current, query, verdicts)
 
+    async def deliver(self, query: Query, documents: Sequence[Document]) -> Sequence[Document]:
+        """Returns retrieved documents as they may be handed to the client itself, in place of an answer.
+
+        Call it once for each query whose documents leave Casemate, with exactly these.
+        """
+        given = documents
+        for defense in self.defenses:
+            try:
+                with self._timed(_name(defense)):
+                    given = tuple(await defense.on_deliver(query, given))
+            except Exception as error:
+                given = given if self.on_error == "open" else ()
+                self._log(query, self._failure(defense, error))
+        return given if self.enforce else documents
+
     def _mark_judged(self, current: Turn, query: Query, verdicts: Sequence[Verdict]) -> None:
         if self.enforce and any(v.action is Action.WITHHOLD for v in verdicts):
             current.refused = True

@@ -92,6 +92,7 @@ class FrameworkDocument(NamedTuple):
         native: The framework's own object; None: a defense composed the text.
         score: The framework's own score; None: unknown.
         cosine: Exact cosine to the question; None: unknown.
+        released: Whether it is what several sources state together: no client is charged for it.
     """
 
     id: str
@@ -101,6 +102,7 @@ class FrameworkDocument(NamedTuple):
     native: Any = None
     score: float | None = None
     cosine: float | None = None
+    released: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -115,6 +117,7 @@ class GuardedQuery:
         options: Further arguments of the framework's search, such as filters.
         whole: The arguments without filters; None: there are no filters.
         given: Documents from another retriever, to be judged; None: the guard retrieves.
+        candidates: Whether the caller chooses among the documents, and calls ``Protection.deliver`` for those.
         inline: Whether a search runs in the calling thread. False: in a worker thread.
         vector: ``native`` with unit length.
         found: Documents that the framework found so far, by id.
@@ -127,6 +130,7 @@ class GuardedQuery:
     options: Mapping[str, Any] = field(default_factory=dict)
     whole: Mapping[str, Any] | None = None
     given: Sequence[FrameworkDocument] | None = None
+    candidates: bool = False
     inline: bool = True
     vector: Vector | None = None
     found: dict[str, FrameworkDocument] = field(default_factory=dict)

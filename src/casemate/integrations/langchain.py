@@ -109,32 +109,35 @@ class GuardedVectorStore(Protected, VectorStore):
         self, query: str, k: int = K, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
         """Selects relevant and diverse documents. All candidates are judged before the selection."""
-        asked = self._asked(query, self._embedded(query), max(fetch_k, k), kwargs)
-        return self._chosen(asked, self.protection.retrieve(asked), k, lambda_mult)
+        return self._mmr(self._asked(query, self._embedded(query), max(fetch_k, k), kwargs), k, lambda_mult)
 
     async def amax_marginal_relevance_search(
         self, query: str, k: int = K, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
         """Asynchronous version of ``max_marginal_relevance_search``."""
         asked = self._asked(query, await self._aembedded(query), max(fetch_k, k), kwargs)
-        return self._chosen(asked, await self.protection.aretrieve(asked), k, lambda_mult)
+        asked.candidates = True
+        chosen = self._chosen(asked, await self.protection.aretrieve(asked), k, lambda_mult)
+        return [to_langchain(row) for row in await self.protection.adeliver(asked, chosen)]
 
     def max_marginal_relevance_search_by_vector(
         self, embedding: list[float], k: int = K, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
         """The same search with a vector. Without the text of the question a stricter rule applies."""
-        asked = self._asked("", embedding, max(fetch_k, k), kwargs)
-        return self._chosen(asked, self.protection.retrieve(asked), k, lambda_mult)
+        return self._mmr(self._asked("", embedding, max(fetch_k, k), kwargs), k, lambda_mult)
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """Returns documents by id. Documents withheld from the client are omitted."""
         identity = _identity({})
-        return self._by_ids(self.unguarded.get_by_ids(ids), identity, self.protection.withheld(identity))
+        rows = self._by_ids(self.unguarded.get_by_ids(ids), identity, self.protection.withheld(identity))
+        return [to_langchain(row) for row in self.protection.deliver(GuardedQuery("", None, 1, identity), rows)]
 
     async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """Asynchronous version of ``get_by_ids``."""
         identity = _identity({})
-        return self._by_ids(await self.unguarded.aget_by_ids(ids), identity, await self.protection.awithheld(identity))
+        found, withheld = await self.unguarded.aget_by_ids(ids), await self.protection.awithheld(identity)
+        rows, asked = self._by_ids(found, identity, withheld), GuardedQuery("", None, 1, identity)
+        return [to_langchain(row) for row in await self.protection.adeliver(asked, rows)]
 
     def add_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
         """Adds documents to the store and to the guard. Returns the ids of those that are not in quarantine."""
@@ -210,26 +213,35 @@ class GuardedVectorStore(Protected, VectorStore):
     def _asked(self, text: str, vector: Any, k: int, kwargs: dict[str, Any]) -> GuardedQuery:
         return GuardedQuery(text, vector, k, _identity(kwargs), kwargs, {} if kwargs else None)
 
-    def _chosen(self, asked: GuardedQuery, rows: list[FrameworkDocument], k: int, lambda_mult: float) -> list[Document]:
+    def _mmr(self, asked: GuardedQuery, k: int, lambda_mult: float) -> list[Document]:
+        asked.candidates = True
+        chosen = self._chosen(asked, self.protection.retrieve(asked), k, lambda_mult)
+        return [to_langchain(row) for row in self.protection.deliver(asked, chosen)]
+
+    def _chosen(
+        self, asked: GuardedQuery, rows: list[FrameworkDocument], k: int, lambda_mult: float
+    ) -> list[FrameworkDocument]:
         if not rows:
             return []
         stored = [row for row in rows if row.native is not None]
-        composed = [to_langchain(row) for row in rows if row.native is None][:k]
+        composed = [row for row in rows if row.native is None][:k]
         ids = [row.id for row in stored]
         vectors = vectors_of(self.protection.store.find(ids), ids) if ids else []
         assert asked.vector is not None
         left = k - len(composed)
         order = maximal_marginal_relevance(asked.vector, vectors, k=left, lambda_mult=lambda_mult) if ids else []
-        return [*(to_langchain(stored[i]) for i in order), *composed]
+        return [*(stored[i] for i in order), *composed]
 
-    def _by_ids(self, documents: list[Document], identity: ClientIdentity, withheld: Collection[str]) -> list[Document]:
+    def _by_ids(
+        self, documents: list[Document], identity: ClientIdentity, withheld: Collection[str]
+    ) -> list[FrameworkDocument]:
         named = [(str(self._collection_of().id_of(d)), d) for d in documents]
         readable = self.protection.readable(identity, [(name, d.metadata) for name, d in named])
         named = [(name, d) for name, d in named if name in readable]
         if withheld:
             sources = self.protection.sources(name for name, _ in named)
             named = [(name, d) for name, d in named if name in sources and sources[name] not in withheld]
-        return [d for _, d in named]
+        return [self._collection_of().row(d) for _, d in named]
 
     def _collection_of(self) -> LangChainCollection:
         collection = self.protection.store

@@ -299,7 +299,26 @@ class Protection:
         return await self._retrieved(asked)
 
     async def _retrieved(self, asked: GuardedQuery) -> list[FrameworkDocument]:
-        query = Query(asked.text, asked.identity.name, k=asked.k, groups=frozenset(asked.identity.groups))
+        query = _query_of(asked)
+        found = await self._found(asked, query)
+        return found if asked.candidates else await self._delivered(query, found)
+
+    def deliver(self, asked: GuardedQuery, rows: Sequence[FrameworkDocument]) -> list[FrameworkDocument]:
+        """Returns documents as a client may have them, if they are chosen otherwise than by ``retrieve``."""
+        return self.loops.run(lambda: self.adeliver(asked, rows))
+
+    async def adeliver(self, asked: GuardedQuery, rows: Sequence[FrameworkDocument]) -> list[FrameworkDocument]:
+        """``deliver`` for asynchronous callers."""
+        return await self._delivered(_query_of(asked), rows)
+
+    async def _delivered(self, query: Query, rows: Sequence[FrameworkDocument]) -> list[FrameworkDocument]:
+        """The documents as the application may have them. Its model reads them whole, so the client may see all."""
+        documents = [ReleasedDocument(r.id, r.text) if r.released else document_of(r) for r in rows]
+        given = await self.guard.deliver(query, documents)
+        texts = {(d.id, isinstance(d, ReleasedDocument)): d.text for d in given}  # both may have one id
+        return [r._replace(text=texts[r.id, r.released]) for r in rows if (r.id, r.released) in texts]
+
+    async def _found(self, asked: GuardedQuery, query: Query) -> list[FrameworkDocument]:
         await self.guard.judge_turn(query)  # outside of the framework's search, which is for this question only
         asked.vector = unit_vector(asked.native)
         if asked.given is not None:
@@ -494,6 +513,10 @@ class _BlockedSources(Defense):
         )
 
 
+def _query_of(asked: GuardedQuery) -> Query:
+    return Query(asked.text, asked.identity.name, k=asked.k, groups=frozenset(asked.identity.groups))
+
+
 def _tell(text: str) -> None:
     """Logs what takes long, at level INFO; prints it to stderr if the application has not configured logging."""
     if log.hasHandlers():
@@ -506,7 +529,8 @@ def _row_of(row: FrameworkDocument | None, hit: Hit) -> FrameworkDocument:
     """A document with its text as changed by defenses; a new one if a defense composed it."""
     document = hit.document
     if row is None or isinstance(document, ReleasedDocument):  # a stored document may have the same id
-        return FrameworkDocument(document.id, document.text, score=hit.score)
+        released = isinstance(document, ReleasedDocument)
+        return FrameworkDocument(document.id, document.text, score=hit.score, released=released)
     return row if document.text == row.text else row._replace(text=document.text)
 
 

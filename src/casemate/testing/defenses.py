@@ -154,6 +154,16 @@ async def _hides_what_it_says(defense: Defense) -> None:
         assert not half, f"on {what}, the other chunks of {half} are still there and tell as much"
 
 
+async def _delivers_what_it_is_given(defense: Defense) -> None:
+    """Documents for the client are left out or shortened, and not added or moved."""
+    for what, retrieval in _cases():
+        given = [h.document for h in retrieval.hits]
+        before, left = copy.deepcopy(given), iter(given)
+        delivered = [d.id for d in await defense.on_deliver(_asked(), given)]
+        assert given == before, f"on {what}, on_deliver changed what it was given"
+        assert all(any(d.id == name for d in left) for name in delivered), f"on {what}, on_deliver added or moved one"
+
+
 async def _gives_verdicts_that_agree(defense: Defense) -> None:
     """Score, threshold, flag and action are consistent, and the evidence contains numbers, not texts."""
     for what, retrieval in _cases():
@@ -243,6 +253,7 @@ DEFENSE_OBLIGATIONS: tuple[Callable[[Defense], Awaitable[None]], ...] = (
     _changes_nothing_it_is_given,
     _decides_the_same_on_the_same,
     _hides_what_it_says,
+    _delivers_what_it_is_given,
     _gives_verdicts_that_agree,
     _indexes_what_fits,
     _wraps_a_generator,

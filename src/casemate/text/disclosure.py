@@ -872,3 +872,20 @@ def _read_piece(text: str) -> tuple[list[str], int, int, bool, str, str]:
 
 
 _PIECES = FunctionCache(_read_piece, 4096)
+
+
+def _count_words(piece: str) -> int:
+    return len(_words(fold_text(piece)))
+
+
+_WORD_COUNTS = FunctionCache(_count_words, 4096)
+
+
+def pieces_with_words(text: str) -> list[tuple[str, int]]:
+    """Divides a text at the ends of words; returns each piece with its number of words, as counted here.
+
+    >>> pieces_with_words("Tolls: 3 marks.")
+    [('Tolls:', 1), (' 3', 1), (' marks.', 1)]
+    """
+    short = _SHORT_PIECE
+    return [(p, _WORD_COUNTS[p] if len(p) <= short else _count_words(p)) for p in _PIECE.findall(text)]

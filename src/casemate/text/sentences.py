@@ -95,11 +95,16 @@ def extract_sentences(question: str, text: str, most: int) -> str:
     >>> extract_sentences("What is the toll?", "It rained.", 2)
     ''
     """
+    return " ".join(nearest_sentences(question, text, most))
+
+
+def nearest_sentences(question: str, text: str, most: int) -> list[str]:
+    """Returns the sentences of ``extract_sentences``, each as it is in the text, without the space around it."""
     asked = content_words(question)
     options = sentences(text)
     shared = [len(content_words(sentence) & asked) for sentence in options]
     best = sorted((i for i, count in enumerate(shared) if count), key=lambda i: -shared[i])[:most]
-    return " ".join(options[i].strip() for i in sorted(best))
+    return [options[i].strip() for i in sorted(best)]
 
 
 def clauses(text: str) -> list[str]:

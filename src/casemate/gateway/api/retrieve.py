@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -13,7 +14,7 @@ from casemate.gateway.api.openai_schema import RequestModel, Text, count_tokens
 from casemate.gateway.api.streaming import run_while_connected
 from casemate.gateway.errors import ApiError, JsonResponse, documented, forbidden
 from casemate.gateway.state import Gateway
-from casemate.types import MAX_K, Query, Retrieval
+from casemate.types import MAX_K, Hit, Query, Retrieval
 
 router = APIRouter()
 
@@ -57,5 +58,7 @@ async def _retrieve(gateway: Gateway, query: Query) -> Retrieval:
     if gateway.app.config.guard.mode == "off":
         return await gateway.app.guard.rag.retrieve(query)
     retrieval, _ = await gateway.app.guard.retrieve(query)
+    scores = {hit.document.id: hit.score for hit in retrieval.hits}
+    given = await gateway.app.guard.deliver(query, [hit.document for hit in retrieval.hits])
     await gateway.pace()
-    return retrieval
+    return replace(retrieval, hits=tuple(Hit(document, scores[document.id]) for document in given))

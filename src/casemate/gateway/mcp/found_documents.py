@@ -67,7 +67,8 @@ async def judge_found(guard: Guard, query: Query, texts: Sequence[str], *, off: 
     fill = [hit.document for hit in others.hits if hit.document.id not in ids]
     released = [d for d in fill if isinstance(d, ReleasedDocument)]
     whole = [*kept, *(d for d in fill if not isinstance(d, ReleasedDocument))]
-    return [*whole[: query.k - len(released)], *released]
+    chosen = [*whole[: query.k - len(released)], *released]
+    return chosen if off else list(await guard.deliver(query, chosen))
 
 
 def find_documents(texts: Sequence[str], documents: Sequence[Document]) -> list[Document]:

@@ -136,15 +136,16 @@ class GuardedTools(ToolSet):
             if not tool.finds:
                 result = ToolResult((await self.gateway.app.target.ask(query)).reply.text)
             elif self.gateway.app.config.guard.mode == "off":
-                result = _documents(await self.gateway.app.guard.rag.retrieve(query))
+                result = ToolResult(documents=_documents(await self.gateway.app.guard.rag.retrieve(query)))
             else:
-                result = _documents((await self.gateway.app.guard.retrieve(query))[0])
+                found = _documents((await self.gateway.app.guard.retrieve(query))[0])
+                result = ToolResult(documents=await self.gateway.app.guard.deliver(query, found))
                 await self.gateway.pace()
         return await self.charge(key, query.text, result)
 
 
-def _documents(retrieval: Retrieval) -> ToolResult:
-    return ToolResult(documents=[hit.document for hit in retrieval.hits])
+def _documents(retrieval: Retrieval) -> list[Document]:
+    return [hit.document for hit in retrieval.hits]
 
 
 def find_tool(tools: Sequence[ToolDescription], name: str) -> ToolDescription:

@@ -376,6 +376,25 @@ class CrawlEvidence:
             body |= {SHORTENED: query.id} if shortened else {}
             self._record(query, body, idle=not (said or new or shortened))
 
+    def expire(self, query: Query) -> None:
+        """Removes what was shown or disclosed to the client too long ago, as each question does."""
+        with self._lock:
+            self._expire(self._client(query))
+
+    def record_given(self, query: Query, disclosed: Mapping[str, int], shortened: bool) -> None:
+        """Records documents that the client itself was given. They are no evidence: what it copies is not seen.
+
+        Args:
+            query: The question.
+            disclosed: Words of each chunk that the client was given, one bit each.
+            shortened: Whether a text was shortened or left out.
+        """
+        with self._lock:
+            client = self._client(query)
+            new = {chunk: f"{bits:x}" for chunk, bits in disclosed.items() if bits & ~client.disclosed.get(chunk, 0)}
+            body = {"covered": new} | ({SHORTENED: query.id} if shortened else {})
+            self._record(query, body, idle=not (new or shortened))
+
     def _record(self, query: Query, body: Mapping[str, Any], *, idle: bool) -> None:
         """Applies an event of this process, and publishes it unless it changes nothing. Requires the lock."""
         client, tenant = self._client(query), self._tenant(query.tenant)

@@ -17,6 +17,8 @@ the same time, or repeat answers to one another, all clients of the tenant are s
 disclosed words. In the last two cases, a client that then reaches the limit once, or repeats an answer to it once, is
 alarmed.
 
+Documents that are handed to the client itself are charged whole, to the same budgets (``delivery``).
+
 Place it last in the list of defenses: it counts what is shown. In observe mode answers are measured and not cut.
 """
 
@@ -39,18 +41,19 @@ from casemate.guard.client_state.crawl_evidence import ALARMED, CrawlEvidence, S
 from casemate.guard.client_state.crawl_evidence import CLEAR as CLEAR
 from casemate.guard.client_state.feed import MAX_HOURS
 from casemate.guard.client_state.withheld_documents import SeenRequests, key_of
+from casemate.guard.defenses.crawl_limit.delivery import Delivery
 from casemate.guard.defenses.crawl_limit.meter import DisclosureMeter, UnfinishedAnswers
 from casemate.maths.clustering import NOISE
 from casemate.protocols import Defense, EventStore, Generator
 from casemate.rag.pipeline import closing_stream
 from casemate.reindexing.registry import ReindexRegistry
 from casemate.text.disclosure import DisclosureCounter as DisclosureCounter
-from casemate.text.sentences import extract_sentences
+from casemate.text.sentences import extract_sentences, nearest_sentences
 from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Verdict
 
 log = logging.getLogger(__name__)
 MAX_PENDING = 10_000
-"""Requests between retrieval and generation; the oldest are dropped."""
+"""Requests between retrieval and generation. The oldest are dropped: they are answered from no documents."""
 EXTRACTS_FROM = 0.8
 """Share of the budget from which a client is answered from extracts."""
 LEAST_ANSWER = 20
@@ -203,6 +206,26 @@ class CrawlLimit(Defense):
         """Wraps the generator: answers are cut at the quote limit."""
         return _LimitedGenerator(generator, self)
 
+    async def on_deliver(self, query: Query, documents: Sequence[Document]) -> Sequence[Document]:
+        """Charges every word of the texts that the client is given, and ends them where a budget ends."""
+        self.evidence.expire(query)  # documents may be looked up by their ids, without a question
+        grade = self.grade(query)
+        with self._lock:  # nothing else is charged or reserved meanwhile
+            self._pending.pop(query.id, None)
+            delivery, given = Delivery(self.evidence, query, self._free(query)), list[Document | None]()
+            for document in documents:
+                if isinstance(document, ReleasedDocument):
+                    given.append(document)
+                elif grade is not Grade.QUORUM:
+                    given.append(delivery.add(document, self._parts(grade, query.text, document.text)))
+            self.evidence.record_given(query, delivery.disclosed, delivery.shortened)
+        return [document for document in given if document is not None]
+
+    def _parts(self, grade: Grade, question: str, text: str) -> Sequence[str]:
+        """Returns the parts of a text that a client of this grade may be given."""
+        whole = grade is Grade.FULL or not self.sentences
+        return [text] if whole else nearest_sentences(question, text, self.sentences)
+
     def on_observe(self, generator: Generator) -> Generator:
         """Wraps the generator: answers are measured as if they were cut."""
         return _MeasuredGenerator(generator, self)
@@ -293,18 +316,24 @@ class CrawlLimit(Defense):
             ``new``; empty: neither. The client's comes first. Then nothing is reserved.
         """
         client, tenant = key_of(query.tenant, query.client), (query.tenant, None)
-        disclosed, disclosed_to_tenant = self.evidence.disclosed_words(query), self.evidence.tenant_words(query.tenant)
+        needed = {"budget": new - words, "tenant_budget": tenant_new - words}
         with self._lock:
-            free = {"budget": self.budget - disclosed - self._in_flight[client] + words - new}
-            if self.tenant_budget:
-                left = self.tenant_budget - disclosed_to_tenant - self._in_flight[tenant] + words - tenant_new
-                free["tenant_budget"] = left
+            free = {name: left - needed[name] for name, left in self._free(query).items()}
             if exhausted := [name for name, left in free.items() if left < 0]:
                 return 0, exhausted[0]
             ahead = min(RESERVED_AHEAD, min(free.values()) // RESERVED_AHEAD)
             self._in_flight[client] += new + ahead - words
             self._in_flight[tenant] += new + ahead - words
             return ahead, ""
+
+    def _free(self, query: Query) -> dict[str, int]:
+        """Returns the words of each budget that are neither disclosed nor reserved. Requires the lock."""
+        reserved = self._in_flight[key_of(query.tenant, query.client)]
+        free = {"budget": self.budget - self.evidence.disclosed_words(query) - reserved}
+        if self.tenant_budget:
+            used = self.evidence.tenant_words(query.tenant) + self._in_flight[query.tenant, None]
+            free["tenant_budget"] = self.tenant_budget - used
+        return free
 
     def release(self, query: Query, words: int) -> None:
         """Ends the reservation of an answer."""
@@ -364,8 +393,9 @@ class _LimitedGenerator(Generator):
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
         query, unseen = self._limit.pop_query(prompt)
-        if query is None:
-            restricted, meter = prompt, None
+        if query is None:  # the budget is used up, or the request was dropped: no text that would not be measured
+            released = tuple(d for d in prompt.context if isinstance(d, ReleasedDocument))
+            restricted, meter = replace(prompt, context=released), None
         else:
             restricted = await self._limit.restrict(query, prompt)
             meter = DisclosureMeter(self._limit, query, prompt.context, unseen)  # against whole chunks

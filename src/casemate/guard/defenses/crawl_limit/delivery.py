@@ -1,0 +1,88 @@
+"""Charges documents that are handed to the client itself: all words of their texts are disclosed."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from casemate.guard.client_state.crawl_evidence import CrawlEvidence
+from casemate.text.disclosure import pieces_with_words
+from casemate.types import Document, Query
+
+
+class Delivery:
+    """The documents that a client is given for one query.
+
+    Args:
+        evidence: What was disclosed before.
+        query: The query.
+        free: Words that may be newly disclosed: to the client (``budget``), and to its tenant (``tenant_budget``).
+
+    Attributes:
+        disclosed: Words of each chunk that the client is given, one bit each.
+        shortened: Whether a text was shortened or left out because a budget ends.
+    """
+
+    def __init__(self, evidence: CrawlEvidence, query: Query, free: Mapping[str, int]) -> None:
+        self._evidence, self._query, self._free = evidence, query, dict(free)
+        self.disclosed, self.shortened = dict[str, int](), False
+
+    def add(self, document: Document, parts: Sequence[str]) -> Document | None:
+        """Charges the title and some parts of a document, and ends it where a budget ends.
+
+        Args:
+            document: The document.
+            parts: Parts of its text, in their order.
+
+        Returns:
+            The document with as much of the parts as the budgets allow; None: nothing.
+        """
+        pieces, ends, words = _read(document, parts)
+        most = bisect(ends, False, key=lambda end: not self._fits(document.id, words & ((1 << end) - 1)))
+        self.shortened |= most < len(ends)
+        if not parts or most < min(2, len(ends)):  # at most the title
+            return None
+        given = words & ((1 << ends[most - 1]) - 1)
+        for name, new in self._new(document.id, given).items():
+            self._free[name] -= new
+        self.disclosed[document.id] = self.disclosed.get(document.id, 0) | given
+        return replace(document, text="".join(pieces[:most]))
+
+    def _fits(self, chunk: str, words: int) -> bool:
+        return all(new <= self._free[name] for name, new in self._new(chunk, words).items())
+
+    def _new(self, chunk: str, words: int) -> dict[str, int]:
+        """The number of words that each budget is charged for some words of a chunk."""
+        before = {
+            "budget": self._evidence.disclosed(self._query, chunk),
+            "tenant_budget": self._evidence.disclosed_to_tenant(self._query.tenant, chunk),
+        }
+        given = self.disclosed.get(chunk, 0)
+        return {name: (words & ~(before[name] | given)).bit_count() for name in self._free}
+
+
+def _read(document: Document, parts: Sequence[str]) -> tuple[list[str], list[int], int]:
+    """Divides parts of a document's text at the ends of words.
+
+    Returns:
+        The pieces, the first an empty one for the title. The number of words of the document up to the end of each. The
+        words of all, one bit each.
+    """
+    end = _count(document.title)
+    pieces, ends, words, at = [""], [end], (1 << end) - 1, 0
+    for part in parts:
+        start = document.text.index(part, at)
+        end += _count(document.text[at:start])
+        at, space, begin = start + len(part), " " if len(pieces) > 1 else "", end
+        for piece, count in pieces_with_words(part):
+            end += count
+            pieces.append(space + piece)
+            ends.append(end)
+            space = ""
+        words |= (1 << end) - (1 << begin)
+    return pieces, ends, words
+
+
+def _count(text: str) -> int:
+    return sum(count for _, count in pieces_with_words(text))
