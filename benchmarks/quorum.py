@@ -249,13 +249,13 @@ def _crawls(corpus: str, chunks: int, is_due: Due, embedder: Kept) -> Iterator[t
     """Recovery by each crawler without a defense, and under the quorum policy with one client and with a hundred."""
     crawl.CORPORA[corpus] = chunks
     with tempfile.TemporaryDirectory() as folder:
-        ground = crawl.Ground(corpus, Path(folder), CachedEmbedder(embedder))
+        ground = crawl.IndexedCorpus(corpus, Path(folder), CachedEmbedder(embedder))
         with closing(ground.ledger), closing(ground.index):
             for label in filter(is_due, CRAWLERS):
                 yield label, asyncio.run(_crawled(ground, label))
 
 
-async def _crawled(ground: crawl.Ground, label: str) -> dict[str, Any]:
+async def _crawled(ground: crawl.IndexedCorpus, label: str) -> dict[str, Any]:
     attack = crawl.make_attack(label, ground.embedder)
     traces = {}
     for side, clients in (("off", 1), ("1 client", 1), ("100 clients", 100)):

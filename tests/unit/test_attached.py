@@ -23,6 +23,7 @@ from casemate.backends.sidecar.attach_scan import PageInventoryTask, map_in_thre
 from casemate.backends.sidecar.near_duplicates import MAX_GROUP_SOURCES, NearDuplicateFinder
 from casemate.backends.sidecar.row_inventory import SourceGrouping, inventory_page
 from casemate.cli import cli
+from casemate.cli.attach import AttachReport
 from casemate.errors import BackendError, CapabilityError, ConfigError, DataError
 from casemate.maths.moments import CorpusMoments
 from casemate.maths.vectors import normalize
@@ -74,6 +75,22 @@ def agrees(index: AttachedIndex, precision: float = 1e-6) -> bool:
         np.abs(a - b).max() < precision * true.n for a, b in ((stored.mean, true.mean), (stored.scatter, true.scatter))
     ]
     return stored.n == true.n and all(near)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, ""),
+        ({"source_pattern": "^(.*)@"}, "each row is its own source by"),
+        ({"source_pattern": ""}, "each row is its own source: if"),
+    ],
+)
+def test_rows_that_are_their_own_sources_are_reported_with_the_rule_for_sources(tmp_path, options, why) -> None:
+    """As with a misspelled field or pattern: hiding one row would leave the others of its document."""
+    index = opened(filled(tmp_path), tmp_path, **options)
+    limits = AttachReport(index, index.attach(), 1.0, 1.0, False).lacking()
+    found = [limit for limit in limits if "its own source" in limit]
+    assert [limit.startswith(why) for limit in found] == [True] * bool(why)
 
 
 def test_a_scan_provides_moments_cosines_and_sources(attached) -> None:

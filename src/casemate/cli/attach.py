@@ -35,7 +35,8 @@ EXAMPLE = """\
 rag:
   index:
     use: attached
-    collection: {use: pgvector_table, url: "${PG_URL}", table: docs, id: id, text: text, vector: embedding}"""
+    collection: {use: pgvector_table, url: "${PG_URL}", table: docs, id: id, text: text, vector: embedding}
+docs/how-to/attach-a-collection.md has an example for each store"""
 
 
 def attach(
@@ -78,7 +79,7 @@ def attach(
 def _opened(index: Index, embedder: Embedder, dry_run: bool) -> Iterator[AttachedIndex]:
     """The configured index; for a dry run, a copy of it with a temporary file."""
     if not isinstance(index, AttachedIndex):
-        raise ConfigError(f"rag.index is not an attached collection; configure one like this:\n{EXAMPLE}")
+        raise ConfigError(f"rag.index is not an attached collection; configure one in casemate.yaml:\n{EXAMPLE}")
     if not dry_run:
         yield index
         return
@@ -188,7 +189,13 @@ class AttachReport:
                 f"the configured embedder makes other vectors of the same texts (median cosine {self.agreement:.2f}): "
                 "configure the embedder that made the collection"
             )
-        if f.rows and f.sources == f.rows and not (f.grouped or getattr(self.index.collection, "source", "")):
+        grouping = f.grouped or getattr(self.index.collection, "source", "")
+        if f.rows > 1 and f.sources == f.rows and grouping:
+            limits.append(
+                f"each row is its own source by {grouping!r}: if a document has several rows, correct this field or "
+                "pattern; hiding one row leaves the others"
+            )
+        elif f.rows and f.sources == f.rows:
             limits.append(
                 "each row is its own source: if a document has several chunks, hiding one leaves the others; "
                 "name the field with the document in the collection's option source, or set rag.index.source_field or "
