@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 pytest.importorskip("haystack")
@@ -169,3 +171,14 @@ def test_wiring_tells_what_is_not_protected(wrap, caplog):
         guarded.warm_up()
     assert "the framework owns the model" in str(guarded.protection_report)
     assert str(guarded.protection_report) in caplog.text
+
+
+def test_a_client_obtains_at_most_the_budget_of_crawl_limit():
+    settings, lengths = config(defenses=[{"use": "crawl_limit", "budget": 200, "questions": 10_000}]), {}
+    retriever = InMemoryEmbeddingRetriever(filled(), top_k=3)
+    guarded = GuardedHaystackRetriever(retriever, Embedder(), config=settings, fit=False)
+    with closing(guarded.protection):
+        for n in range(0, 80, 2):
+            for d in guarded.run(query=f"only{n} only{n + 1}", client="eve")["documents"]:
+                lengths[d.id] = max(lengths.get(d.id, 0), len(d.content.split()))
+    assert 180 <= sum(lengths.values()) <= 200

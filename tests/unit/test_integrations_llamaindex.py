@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 pytest.importorskip("llama_index.core")
@@ -233,3 +235,18 @@ def test_wiring_tells_what_is_not_protected(wrap, caplog):
     assert "the framework owns the model" in str(retriever.protection_report)
     assert str(retriever.protection_report) in caplog.text
     assert retriever.as_postprocessor().protection_report == retriever.protection_report
+
+
+@pytest.mark.parametrize("way", ["retriever", "postprocessor"])
+def test_a_client_obtains_at_most_the_budget_of_crawl_limit(way):
+    settings, lengths = config(defenses=[{"use": "crawl_limit", "budget": 200, "questions": 10_000}]), {}
+    retriever = guarded(filled(), config=settings, fit=False, similarity_top_k=3)
+    with closing(retriever.protection), client_context("eve"):
+        judged = retriever.as_postprocessor()
+        for n in range(0, 80, 2):
+            bundle = QueryBundle(f"only{n} only{n + 1}")
+            given = [NodeWithScore(node=node(d)) for d in corpus()[n : n + 2]]
+            asked = retriever.retrieve(bundle) if way == "retriever" else judged.postprocess_nodes(given, bundle)
+            for found in asked:
+                lengths[found.node_id] = max(lengths.get(found.node_id, 0), len(found.text.split()))
+    assert 180 <= sum(lengths.values()) <= 200
