@@ -119,6 +119,36 @@ def test_sentences_of_other_scripts():
     assert extract_sentences("卡车走哪里？", TEXTS["Chinese"][0], 1) == "卡车必须改走隧道，直到维修工程结束为止。"
 
 
+THAI = (
+    "พิพิธภัณฑ์เปิดเวลาแปดโมงเช้า ค่าเข้าชมสามสิบบาทต่อคน นาย สมชาย ใจดี ดูแลห้องสมุดชั้นสอง ปี 2501 "
+    "มีการซ่อมหลังคาครั้งใหญ่ เด็กๆ ชอบสนามหญ้าด้านหลังอาคาร"
+)
+
+
+def test_thai_text_is_divided_at_the_spaces_between_clauses():
+    """Names, numbers and the sign of repetition have spaces that end nothing."""
+    found = sentences(THAI)
+    assert found[:2] == ["พิพิธภัณฑ์เปิดเวลาแปดโมงเช้า", "ค่าเข้าชมสามสิบบาทต่อคน"]
+    assert len(found) == 5 and "นาย สมชาย ใจดี ดูแล" in found[2] and "เด็กๆ ชอบ" in found[4]
+    assert extract_sentences("ค่าเข้าชมเท่าไร", THAI, 1) == found[1]
+
+
+def test_clauses_that_every_space_ends_would_be_noticed(monkeypatch):
+    monkeypatch.setattr("casemate.text.sentences.MIN_CLAUSE", 1)
+    with pytest.raises(AssertionError):
+        test_thai_text_is_divided_at_the_spaces_between_clauses()
+
+
+def test_spaces_are_no_ends_where_a_script_has_marks():
+    assert len(sentences("សារមន្ទីរនៅជិតផ្សារ បើកម៉ោងប្រាំបីព្រឹក។ ថ្លៃចូលគឺបីពាន់រៀល សម្រាប់មនុស្សពេញវ័យ។")) == 2
+    assert len(sentences("សារមន្ទីរនៅជិតផ្សារធំក្នុងក្រុង បើកម៉ោងប្រាំបីព្រឹករាល់ថ្ងៃ")) == 2
+    assert len(sentences("북쪽 다리는 지난해 시월에 폐쇄되었다 공사가 끝날 때까지")) == 1
+
+
+def test_joined_clauses_are_the_text():
+    assert " ".join(sentences(THAI)) == THAI
+
+
 def test_messages_and_rows_are_sentences():
     chat = "[08:15] Mira: the pump is broken\n[08:17] Ahmed: I order a new one\n09:30 Mira: thanks"
     assert len(sentences(chat)) == 3

@@ -21,6 +21,15 @@ _ANY_SENTENCE_END = re.compile(
     SENTENCE_END.pattern + r"|(?<=[。！？｡])(?![。！？｡」』”’）])\s*|(?<=[。！？｡][」』”’）])\s*|(?<=[।॥؟۔።။។])\s+"
 )
 """The same, or the end of a sentence in another script; Chinese and Japanese put no space there."""
+_CLAUSE_SPACE = re.compile(
+    r"(?<=[\u0e01-\u0e2e\u0e30-\u0e45\u0e47-\u0eff])[ \xa0]+(?=[\u0e00-\u0eff])"
+    r"|(?<=[\u1000-\u1049])[ \xa0]+(?=[\u1000-\u1049])|(?<=[\u1780-\u17d3])[ \xa0]+(?=[\u1780-\u17d3])"
+)
+"""Space between two clauses in Thai, Lao, Burmese and Khmer; not after the signs of repetition and abbreviation."""
+_SENTENCE_MARK = re.compile(r"[\u104a\u104b\u17d4\u17d5]")
+"""End of a sentence in Burmese and Khmer. Where it is used, a space is no end."""
+MIN_CLAUSE = 20
+"""Characters of a clause between spaces, at least; a space beside fewer, such as in a name, does not divide."""
 _LABEL = re.compile(r"^(?:[-*#•>|]\s*)*(?:[A-Z][A-Z ,/&-]+|[A-Z][\w/]*(?: [a-z]+){0,2}):\s+(?=\S)")
 _CLAUSE_END = re.compile(
     r";\s+|,\s+(?=(?:but|whereas|while|although|and (?:the|an?|this|these|that|it|they|we|he|she|was|were|is|are))\b)"
@@ -40,9 +49,23 @@ def sentences(text: str) -> list[str]:
     ['Dr. Ito came at 8.', 'She left.']
     >>> sentences("橋は八時に開く。料金は三元。")
     ['橋は八時に開く。', '料金は三元。']
+    >>> sentences("พิพิธภัณฑ์เปิดเวลาแปดโมงเช้า ค่าเข้าชมสามสิบบาทต่อคน")
+    ['พิพิธภัณฑ์เปิดเวลาแปดโมงเช้า', 'ค่าเข้าชมสามสิบบาทต่อคน']
     """
-    end = SENTENCE_END if text.isascii() else _ANY_SENTENCE_END
-    return [s for block in BLOCK_END.split(text) for s in end.split(block) if s.strip()]
+    if text.isascii():
+        return [s for block in BLOCK_END.split(text) for s in SENTENCE_END.split(block) if s.strip()]
+    parts = (s for block in BLOCK_END.split(text) for s in _ANY_SENTENCE_END.split(block) if s.strip())
+    return [clause for part in parts for clause in _divided_at_spaces(part)]
+
+
+def _divided_at_spaces(text: str) -> list[str]:
+    """Divides a text at the spaces between clauses of ``MIN_CLAUSE`` characters, in scripts that have no other mark."""
+    found, start = list[str](), 0
+    for space in () if _SENTENCE_MARK.search(text) else _CLAUSE_SPACE.finditer(text):
+        if space.start() - start >= MIN_CLAUSE and len(text) - space.end() >= MIN_CLAUSE:
+            found.append(text[start : space.start()])
+            start = space.end()
+    return [*found, text[start:]]
 
 
 def proper_nouns(text: str) -> list[str]:

@@ -29,7 +29,6 @@ from casemate.guard.defenses.quorum.isolated import IsolatedAnswers
 from casemate.guard.defenses.quorum.keywords import (
     AskedQuestion,
     Item,
-    Word,
     excerpt,
     read_text,
     statements,
@@ -202,7 +201,7 @@ class Quorum(Defense):
             answer, opened = await self._single_unit_answer(query, question, units, said)
         figures = {
             "heard": sum(map(bool, said)),
-            "support": [release.support[Word(word)] for word in answer.words],
+            "support": [release.supporters(word) for word in answer.words],
             **release.certificate(answer.words),
         }
         return answer, figures | opened | costs

@@ -1,4 +1,8 @@
-"""What one unit states about a question: keywords, their forms, and pairs of neighboring keywords."""
+"""What one unit states about a question: keywords, their forms, and pairs of neighboring keywords.
+
+Scripts without spaces have no words that two units write alike. There a unit states all spans of the pieces between the
+words of the question. Each span is counted as a whole.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +17,34 @@ from casemate.text.answering import TYPES, Question
 from casemate.text.markup import without_links
 from casemate.text.sentences import sentences
 from casemate.text.tokens import LETTERS, STOP_WORDS, UNSPACED, FunctionCache, stem
+from casemate.text.unspaced import SPACELESS, Piece, asked_parts, is_spaceless, pieces, spans, text_parts
 from casemate.types import Document
 
 NEGATIONS = frozenset("no not never none neither nor without cannot".split())
 FUNCTION_WORDS = STOP_WORDS - NEGATIONS
 """Words that carry no content. A negation does: it must be released like any other word."""
-TOKEN = re.compile(rf"\d+(?:[.,]\d+)*%?(?![^\W_])|{LETTERS}(?:['’.-]{LETTERS})*+")
-"""A number with separators and percent sign, or a word."""
-_CLAUSE = re.compile(f"[{UNSPACED}]{{9,}}")
+_GROUPED = rf"\d{{1,9}}(?:,\d{{3}}){{0,3}}[{SPACELESS}]"
+TOKEN = re.compile(
+    rf"\d+(?:[.,]\d+)*%?(?![^\W_]|[.,]{_GROUPED})|{LETTERS}(?:['’.-]{LETTERS}|(?<=\d),(?={_GROUPED}){LETTERS})*+"
+)
+"""A number with separators and percent sign, or a word. In scripts without spaces, words follow numbers directly."""
+WORD_LETTERS = 8
+"""Letters of a keyword in a script without spaces, at most."""
+WORD_CLUSTERS = 4
+"""Clusters of a piece that count as one keyword."""
+_CLAUSE = re.compile(f"[{UNSPACED}]{{{WORD_LETTERS + 1},}}")
 """Letters of a script without spaces that are a clause, no word: as a keyword it would disclose more than a word."""
+MAX_SPAN = 12
+"""Clusters of a span, at most."""
 _PARTS = re.compile(f"({TOKEN.pattern})")
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
 _MARKS = re.compile(r"[*_`|]+")
 MIN_COVERAGE = 0.5
 """Share of the question's words that a unit must contain to be heard. Below, it abstains. With a smaller share, more
 questions are answered, and more answers depend on a single unit."""
+SPACELESS_COVERAGE = 2 / 3
+"""The same in scripts without spaces, where names have no mark. With half, units about other names are heard
+(``benchmarks/unspaced.py``)."""
 NAME_WEIGHT = 3
 """Weight of a name or number in that share: a unit about another bridge shares all words but the name."""
 LEADS = 2
@@ -76,7 +93,14 @@ class Gap(NamedTuple):
     kind: Literal["gap"] = "gap"
 
 
-Item: TypeAlias = Word | Lead | Form | Pair | Gap
+class Span(NamedTuple):
+    """A part of a piece in a script without spaces, as written."""
+
+    text: str
+    kind: Literal["span"] = "span"
+
+
+Item: TypeAlias = Word | Lead | Form | Pair | Gap | Span
 
 
 class Token(NamedTuple):
@@ -87,7 +111,7 @@ class Token(NamedTuple):
         written: As written.
         before: Function words between the previous content word and this one, lower case.
         breaks: Whether punctuation separates it from the previous content word.
-        stems: Stems of its words, for comparison with the question.
+        stems: Stems of its words, for comparison with the question; of a script without spaces, ``text_parts``.
         named: Whether it is a number, or capitalized inside a sentence.
     """
 
@@ -114,7 +138,7 @@ class Sentence:
         """Stems of the words of its tokens."""
         written = TOKEN.findall(self.text)
         written[:1] = map(str.lower, written[:1])
-        return frozenset(map(_STEMS.__getitem__, written)) - {""}
+        return frozenset().union(*[_counted_stems(w) if is_spaceless(w) else _STEMS[w] for w in written])
 
     @cached_property
     def tokens(self) -> tuple[Token, ...]:
@@ -132,6 +156,7 @@ class AskedQuestion:
         lemmas: Its lemmas: words that an answer may repeat.
         type: Position of the expected type of answer in ``answering.TYPES``; None: open.
         lower: The text in lower case.
+        least: Share of its words that a unit must contain to be heard, see ``coverage``.
     """
 
     stems: frozenset[str]
@@ -139,6 +164,7 @@ class AskedQuestion:
     lemmas: frozenset[str]
     type: int | None
     lower: str
+    least: float
 
     @classmethod
     def of(cls, text: str) -> AskedQuestion:
@@ -148,9 +174,11 @@ class AskedQuestion:
         kind = Question(text).type
         place = None if kind is None else TYPES.index(kind)
         lemmas = {t.lemma for t in tokens} | {lemma(w) for t in tokens for w in t.written.split()}
-        stems = frozenset().union(*(t.stems for t in tokens))
-        names = frozenset().union(*(t.stems for t in tokens if t.named))
-        return cls(stems, names, frozenset(lemmas), place, text.lower())
+        asked = [(t, asked_parts(t.written) if is_spaceless(t.written) else t.stems) for t in tokens]
+        stems = frozenset().union(*(parts for _, parts in asked))
+        names = frozenset().union(*(parts for t, parts in asked if t.named))
+        least = SPACELESS_COVERAGE if any(map(is_spaceless, stems)) else MIN_COVERAGE
+        return cls(stems, names, frozenset(lemmas), place, text.lower(), least)
 
     def coverage(self, stems: frozenset[str]) -> float:
         """Returns the share of its words among some stems, in [0, 1]; names and numbers weigh ``NAME_WEIGHT``."""
@@ -218,7 +246,7 @@ def read_text(text: str, questions: bool = False) -> tuple[Sentence, ...]:
     marked = _MARKS.search(text) is not None
     bare = (MARKUP.sub("", s) if marked or not s[0].isalnum() else s for s in sentences(text))
     plain = (" ".join(s.split()) for s in bare)
-    found = (Sentence(s) for s in plain if questions or not s.endswith("?"))
+    found = (Sentence(s) for s in plain if questions or not s.endswith(("?", "？")))
     return tuple(islice((s for s in found if s.stems), MAX_SENTENCES))
 
 
@@ -247,16 +275,21 @@ class _Word(NamedTuple):
 def _word(written: str) -> _Word:
     lower = written.lower()
     stems, function = frozenset((stem(lower),)), lower in FUNCTION_WORDS
+    if is_spaceless(lower):
+        stems = text_parts(lower)
     named = written[0].isdigit() or any(c.isupper() for c in written[1:])
     return _Word(written, lower, lemma(written), stems, written[0].isupper(), function, named)
 
 
-def _counted_stem(written: str) -> str:
-    """The stem of a word; nothing for a function word without a capital."""
-    return "" if written.lower() in FUNCTION_WORDS and not written[0].isupper() else stem(written.lower())
+def _counted_stems(written: str) -> frozenset[str]:
+    """The stem of a word, or the parts of one without spaces; nothing for a function word without a capital."""
+    if is_spaceless(written):
+        return text_parts(written.lower())
+    counts = written.lower() not in FUNCTION_WORDS or written[0].isupper()
+    return frozenset([stem(written.lower())]) if counts else frozenset()
 
 
-_WORDS, _STEMS = FunctionCache(_word), FunctionCache(_counted_stem)
+_WORDS, _STEMS = FunctionCache(_word), FunctionCache(_counted_stems)
 
 
 def _tokens(parts: Sequence[str]) -> list[Token]:
@@ -264,7 +297,8 @@ def _tokens(parts: Sequence[str]) -> list[Token]:
     before: list[str] = []
     run: list[_Word] = []  # words of the present name
     breaks, run_starts = False, True
-    for position, (between, word) in enumerate(zip(parts[::2], map(_WORDS.__getitem__, parts[1::2]), strict=False)):
+    words = [_word(w) if is_spaceless(w) else _WORDS[w] for w in parts[1::2]]  # runs without spaces rarely recur
+    for position, (between, word) in enumerate(zip(parts[::2], words, strict=False)):
         capital = word.capital and (position > 0 or not word.function)
         if run and capital and between == " ":
             run.append(word)
@@ -300,10 +334,10 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
     A sentence scores by the share of the question's words that it contains, half of what its neighbors add, and
     whether it contains the expected type of answer. Depends on this unit and the question alone.
     """
-    if question.coverage(question.possible_stems(f"{title}\n{text}")) < MIN_COVERAGE:
+    if question.coverage(question.possible_stems(f"{title}\n{text}")) < question.least:
         return ()
     found, heading = read_text(text), _heading(title)
-    if not found or question.coverage(heading.union(*(s.stems for s in found))) < MIN_COVERAGE:
+    if not found or question.coverage(heading.union(*(s.stems for s in found))) < question.least:
         return ()
     ranked = _ranked(question, found, heading)
     chosen = sorted(i for worth, i in ranked[:most] if worth > 0)
@@ -347,6 +381,20 @@ def unit_statements(question: AskedQuestion, unit: Document, most_sentences: int
     return statements(question, best_sentences(question, unit.text, unit.title, most_sentences), most)
 
 
+class _Part(NamedTuple):
+    """A token, or a piece of one in a script without spaces.
+
+    Attributes:
+        token: The token.
+        asked: Whether it is of the question.
+        piece: What it consists of; none: a token.
+    """
+
+    token: Token
+    asked: bool
+    piece: Piece | None = None
+
+
 def statements(question: AskedQuestion, chosen: Sequence[Sentence], most: int) -> frozenset[Item]:
     """Returns what one unit contributes: at most ``most`` keywords, the leading ones, their forms, and pairs.
 
@@ -357,30 +405,60 @@ def statements(question: AskedQuestion, chosen: Sequence[Sentence], most: int) -
         chosen: The sentences that speak for the unit.
         most: L.
     """
-    ranked: list[tuple[float, int, int, str]] = []
-    read = [[(token, question.asks(token)) for token in sentence.tokens] for sentence in chosen]
-    for row, (sentence, tokens) in enumerate(zip(chosen, read, strict=True)):
+    ranked: list[tuple[float, int, int, _Part]] = []
+    read = [[part for token in sentence.tokens for part in _parts(question, token)] for sentence in chosen]
+    for row, (sentence, parts) in enumerate(zip(chosen, read, strict=True)):
         expected = question.expects(sentence.text)
-        anchors = [i for i, (token, asked) in enumerate(tokens) if asked and question.repeats(token)]
-        for i, (token, asked) in enumerate(tokens):
-            if not asked and not _CLAUSE.search(token.lemma):
-                typed = bool(expected) and not expected.isdisjoint(token.written.lower().split())
+        anchors = [i for i, part in enumerate(parts) if part.asked and question.repeats(part.token)]
+        for i, part in enumerate(parts):
+            if not part.asked and (part.piece or not _CLAUSE.search(part.token.lemma)):
+                typed = bool(expected) and not expected.isdisjoint(part.token.written.lower().split())
                 near = 1.0 / min([abs(i - a) for a in anchors]) if anchors else 0.0
-                ranked.append((-(3.0 * typed + 1.0 * token.named + near), row, i, token.lemma))
-    kept = list(dict.fromkeys(name for *_, name in sorted(ranked)))[:most]
-    return frozenset(_items(read, frozenset(kept))).union(map(Lead, kept[:LEADS]))
+                near = 1.0 if part.piece and part.piece.touches else near
+                ranked.append((-(3.0 * typed + 1.0 * part.token.named + near), row, i, part))
+    kept = _kept([part for *_, part in sorted(ranked)], most)
+    said = set[Item](_items(read, frozenset(kept)))
+    for i, (name, piece) in enumerate(kept.items()):
+        found = spans(piece.clusters, MAX_SPAN) if piece else set[str]()
+        said.update(map(Span, found), map(Lead, {name, *found} if i < LEADS else ()))
+    return frozenset(said)
 
 
-def _items(read: Sequence[Sequence[tuple[Token, bool]]], kept: frozenset[str]) -> Iterator[Item]:
-    """The statements from sentences; with each token, whether it is of the question."""
-    for tokens in read:
+def _parts(question: AskedQuestion, token: Token) -> list[_Part]:
+    """A token, or its pieces in a script without spaces."""
+    if not is_spaceless(token.written):
+        return [_Part(token, question.asks(token))]
+    parts = list[_Part]()
+    for piece in pieces(token.written, question.stems):
+        text, named = piece.text, any(cluster.whole for cluster in piece.clusters)
+        parts.append(_Part(Token(text, text, "", True, frozenset(), named), piece.asked, piece))
+    return parts
+
+
+def _kept(ranked: Sequence[_Part], most: int) -> dict[str, Piece | None]:
+    """The first different lemmas with their pieces, ``most`` keywords in all. A long piece counts for several."""
+    kept, left = dict[str, Piece | None](), most
+    for token, _, piece in ranked:
+        if left > 0 and token.lemma not in kept:
+            found = piece.clusters[: WORD_CLUSTERS * left] if piece else ()
+            left -= max(1, -(-len(found) // WORD_CLUSTERS))
+            kept[token.lemma] = piece._replace(clusters=found) if piece else None
+    return kept
+
+
+def _items(read: Sequence[Sequence[_Part]], kept: frozenset[str]) -> Iterator[Item]:
+    """The statements from sentences but spans."""
+    for parts in read:
         previous: Token | None = None
-        for token, asked in tokens:
+        for token, asked, piece in parts:
             if token.lemma not in kept and not asked:
                 previous = None
                 continue
-            if not asked:
+            if not asked and not _CLAUSE.search(token.lemma):
                 yield Word(token.lemma)
+            if piece:
+                previous = None
+                continue
             yield Form(token.lemma, token.written)
             if previous is not None and not token.breaks and previous.lemma != token.lemma:
                 yield Pair(previous.lemma, token.lemma)

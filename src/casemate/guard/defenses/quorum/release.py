@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from casemate.guard.defenses.quorum.keywords import AskedQuestion, Form, Gap, Item, Lead, Pair, Word
+from casemate.guard.defenses.quorum.keywords import AskedQuestion, Form, Gap, Item, Lead, Pair, Span, Word
+from casemate.text.unspaced import clusters, is_spaceless
 from casemate.types import UNKNOWN
 
 MAX_WORDS = 16
@@ -75,6 +76,10 @@ class Release:
                     levels[item] = (count // needed).bit_length() - 1
         return cls(levels, support, thresholds)
 
+    def supporters(self, word: str) -> int:
+        """Returns the number of units that state a word of the answer, or a span."""
+        return max(self.support.get(item, 0) for item in (Word(word), Span(word)))
+
     def certificate(self, words: Collection[str]) -> dict[str, int]:
         """Returns how many units must change to alter an answer.
 
@@ -87,8 +92,12 @@ class Release:
             disappear before anything in the answer can change, order and spelling included. All are exact lower
             bounds while the grouping of the other units stays the same.
         """
-        lost = [self.support[w] - self.thresholds.of(w) + 1 for w in map(Word, words) if w in self.levels]
-        kept = [item for item in self.support if isinstance(item, Word) and item not in self.levels]
+        lost = [
+            max(self.support[item] - self.thresholds.of(item) + 1 for item in released)
+            for word in words
+            if (released := [item for item in (Word(word), Span(word)) if item in self.levels])
+        ]
+        kept = [item for item in self.support if isinstance(item, Word | Span) and item not in self.levels]
         added = self._least(kept, lambda count, bound: bound - count)
         return {"lost": min(lost, default=0), "added": added, "altered": self._least(self.support, _distance)}
 
@@ -157,7 +166,7 @@ class _Composer:
 
     def __init__(self, question: AskedQuestion, levels: Mapping[Item, int]) -> None:
         self.question, self.levels = question, levels
-        self.left = {item.lemma for item in levels if isinstance(item, Word)}
+        self.left = _longest({item[0] for item in levels if isinstance(item, Word | Span)})
         self.after: dict[str, list[str]] = {}
         self.previous: dict[str, list[str]] = {}
         for pair in (item for item in levels if isinstance(item, Pair)):
@@ -193,6 +202,7 @@ class _Composer:
             _, name, behind = min(free, key=lambda e: (-self.levels[Pair(*e[0])], e[1] not in self.left, e[1], e[2]))
             phrase.insert(len(phrase) if behind else 0, name)
             self.left.discard(name)
+        self.left = {name for name in self.left if not _repeats(name, phrase[0])}
         return self._trimmed(phrase)
 
     def _trimmed(self, phrase: list[str]) -> list[str]:
@@ -212,7 +222,8 @@ class _Composer:
 
     def _worth(self, name: str) -> float:
         expected = bool(self.question.expects(self.forms.get(name, name)))
-        return self.levels[Word(name)] + self.levels.get(Lead(name), -1) + 2.0 * expected
+        level = max(self.levels.get(item, 0) for item in (Word(name), Span(name)))
+        return level + self.levels.get(Lead(name), -1) + 2.0 * expected
 
     def _written(self, phrase: Sequence[str]) -> str:
         parts = [self.forms.get(phrase[0], phrase[0])]
@@ -230,3 +241,29 @@ class _Composer:
             elif isinstance(item, Gap):
                 gaps.setdefault((item.first, item.second), item.between)
         return forms, gaps
+
+
+def _longest(names: set[str]) -> set[str]:
+    """Leaves out names that are parts of others in a script without spaces. None are joined."""
+    if not any(map(is_spaceless, names)):
+        return names
+    kept, joined = set[str](), ""
+    for name in sorted(names, key=lambda name: (-len(name), name)):
+        if _key(name) not in joined:
+            kept.add(name)
+            joined += _key(name) if is_spaceless(name) else ""
+    return kept
+
+
+def _key(name: str) -> str:
+    """The clusters of a name, separated."""
+    return "\x1f".join(["", *(cluster.text for cluster in clusters(name)), ""])
+
+
+def _repeats(name: str, said: str) -> bool:
+    """Whether half of a span, at one of its ends, was said: of a long text all windows are released."""
+    if not (is_spaceless(name) and is_spaceless(said)):
+        return False
+    found = clusters(name)
+    half = (len(found) + 1) // 2
+    return any("".join(cluster.text for cluster in part) in said for part in (found[:half], found[-half:]))
