@@ -165,7 +165,7 @@ class NaiveCounter(DisclosureCounter):
     def _read_letters(self, streams):
         for form, letters in (stream for stream in streams if len(stream[1]) >= 4):
             counts = np.array([letters.count(c) for c in ascii_lowercase])
-            best = np.argsort(-(self._context.alphabet_weights @ counts))[:2] + 1
+            best = np.argsort(-(self._context.alphabet_weights @ counts).astype(int))[:2] + 1
             tried = [0, *([] if form in disclosure._PERMUTED else best.tolist())]
             for number, (order, suffix) in product(tried, ((1, ""), (-1, ", reversed"))):
                 stream = letters[::order].translate(disclosure._TO_ALPHABET[number])

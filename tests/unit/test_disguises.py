@@ -1,5 +1,6 @@
 """The decoder against independent encoders: watermark tokens in 104 disguises, and hostile texts."""
 
+import random
 import re
 
 import pytest
@@ -63,17 +64,34 @@ def test_held_out_disguises_are_decoded_as_often_as_the_others():
     assert len(NOT_DECODED & set(HELD_OUT)) == 2 and len(HELD_OUT) == 55
 
 
+def try_all_decoders(monkeypatch):
+    monkeypatch.setattr(disguises._Sketch, "passes", lambda sketch, text: True)
+    monkeypatch.setattr(disguises, "_has_doubled", lambda letters: True)
+    monkeypatch.setattr(disguises, "_may_be_special", lambda text: True)
+
+
 @pytest.mark.parametrize("name", sorted(DISGUISES))
 def test_decoders_that_are_left_out_would_find_nothing(name, monkeypatch):
     """Where a text has too few digits or dashes for a decoder, it is not tried. Against all decoders, always."""
     texts = [DISGUISES[name](BEFORE[:length]) for length in (4, 5, 6, 8, 12, 95)]
     found = [readable(text) for text in texts]
+    try_all_decoders(monkeypatch)
     monkeypatch.setattr(disguises, "_digits", lambda text: 10**6)
-    monkeypatch.setattr(disguises, "_MORSE_CHARACTERS", "".join(map(chr, range(256))))
-    monkeypatch.setattr(disguises, "_LEET_SIGNS", frozenset(map(chr, range(256))))
     monkeypatch.setattr(disguises, "_BASE64_RUN", re.compile(r"[A-Za-z0-9+/_-]{4,}"))
-    monkeypatch.setattr(disguises, "_SPECIAL", re.compile(""))
     assert found == [readable(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    "signs", ["aab ", "01 a-", "0177 ,", "1a2B ", ".- /|x", "a b\n\t", "2Ab7", "7 12.-", "0xu+%41\\", "ſKa4 "]
+)
+def test_cheap_tests_leave_out_no_decoding_of_random_texts(signs, monkeypatch):
+    rng = random.Random(signs)
+    texts = ["".join(rng.choices(signs, k=rng.randrange(120))) for _ in range(60)]
+    texts += [f"{text[:9]} {rng.choice(HOSTILE) * 14}{text[9:]}" for text in texts]
+    found = [decodings(text) for text in texts]
+    assert len({d.form for text in found for d in text}) > 3
+    try_all_decoders(monkeypatch)
+    assert found == [decodings(text) for text in texts]
 
 
 def readable(text):

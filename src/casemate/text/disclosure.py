@@ -17,13 +17,14 @@ positions of each text.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial, reduce
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import or_
 from statistics import median_low
 from string import ascii_lowercase
@@ -76,6 +77,9 @@ _SYMBOL = re.compile(rf"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{INVISIBLE}\u2190-\
 """Controls, invisible characters, and all after punctuation and currencies: arrows, symbols, emoji, private letters.
 Each may be a letter."""
 _SPACES = re.compile(r"\s{2,}")
+_ALPHANUMERIC = bytes(c for c in range(128) if chr(c).isalnum())
+_WORD_ENDS = bytes(c if c in _ALPHANUMERIC else 32 for c in range(256))
+_NO_SIGN = bytes(c for c in range(128) if not _SIGN.match(chr(c)))
 _LETTER_CODES = 64
 """Letters are distinguished modulo this number; those of one alphabet differ. Letters of other scripts than those of
 the texts have this number as their code."""
@@ -117,7 +121,6 @@ _POSITIONS = 256
 """Positions in a text that bit masks distinguish; others are the same modulo this number."""
 _End: TypeAlias = tuple[int, int, int]
 """Time of the last word of a chain, length, and words of its start."""
-_NO_CHAIN = (0, 0, 0)
 _AFTER = tuple(range(1, MAX_SKIP + 1))
 _BEFORE = tuple(-step for step in _AFTER)
 """Steps from a position to those of its neighbors in a chain, the nearest first."""
@@ -131,12 +134,14 @@ class _Places(NamedTuple):
         at: A bit mask of the positions, modulo ``_POSITIONS``.
         before: The same of the ``MAX_SKIP`` positions before each.
         after: The same of those after each.
+        near: Both.
     """
 
     places: list[tuple[int, int]]
     at: int
     before: int
     after: int
+    near: int
 
     @classmethod
     def of(cls, places: list[tuple[int, int]]) -> _Places:
@@ -147,7 +152,7 @@ class _Places(NamedTuple):
             for step in _AFTER:
                 before |= 1 << (position - step) % _POSITIONS
                 after |= 1 << (position + step) % _POSITIONS
-        return cls(places, at, before, after)
+        return cls(places, at, before, after, before | after)
 
 
 def _sorted(word: str) -> str:
@@ -159,10 +164,22 @@ def _shortened(word: str) -> list[str]:
     return [word[:i] + word[i + 1 :] for i in range(len(word))]
 
 
+def _spellings(word: str) -> tuple[list[str], list[str], str]:
+    """A word without each of its letters, all forms by which it is compared with misspelled words, its consonants."""
+    if not _MIN_STREAM <= len(word) <= _LONG_WORD:
+        return [], [word], ""
+    shortened = _shortened(word)
+    keys = [word, _sorted(word), _sorted(word.removesuffix("ay")), *shortened]
+    return shortened, keys, without_vowels(word) if word.isascii() else ""
+
+
+_SPELLINGS = FunctionCache(_spellings, 4096)
+
+
 def _words(folded: str) -> list[str]:
     """The words of a folded text; of scripts without spaces, all pairs of neighboring letters."""
     if folded.isascii():
-        return _WORD.findall(folded)
+        return folded.encode().translate(_WORD_ENDS).decode().split()
     return character_pairs(_WORD.findall(unicodedata.normalize("NFC", folded)))  # folding divides Korean letters
 
 
@@ -188,13 +205,18 @@ def _other_spaces(run: str) -> int:
 
 def _symbols(text: str) -> int:
     """Letters for which the characters of a text that are in no word may stand. A long run of one sign counts once."""
-    text = _SAME_SIGN.sub(r"\1", text)
-    signs = "".join(_SIGN.findall(text))
+    if not text.isascii():
+        text = _SAME_SIGN.sub(r"\1", text)
+        signs = "".join(_SIGN.findall(text))
+    else:
+        if any(6 * chr(code) in text for code in set(text.encode().translate(None, _ALPHANUMERIC))):
+            text = _SAME_SIGN.sub(r"\1", text)
+        signs = text.encode().translate(None, _NO_SIGN).decode()
     symbols = len(_SYMBOL.findall(signs))
     return symbols + (len(signs) - symbols) // SIGNS_PER_LETTER + sum(map(_other_spaces, _SPACES.findall(text)))
 
 
-def _pairs(words: Iterable[str], scripts: Collection[str]) -> npt.NDArray[np.int64]:
+def _pairs(words: Iterable[str], scripts: Collection[str]) -> npt.NDArray[np.uint16]:
     """A number for each pair of neighboring letters in words, the space before and after each included.
 
     Args:
@@ -202,11 +224,13 @@ def _pairs(words: Iterable[str], scripts: Collection[str]) -> npt.NDArray[np.int
         scripts: Scripts that are distinguished from all others.
     """
     text = f" {' '.join(words)} "
-    if not text.isascii():
+    if text.isascii():
+        codes = np.frombuffer(text.encode(), np.uint8).astype(np.uint16) % _LETTER_CODES
+    else:
         others = (char for char in set(text) if char > _LAST_LATIN and _SCRIPTS[char] not in scripts)
         text = text.translate({ord(char): _OTHER_SCRIPT for char in others})
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64)
-    codes = np.where(codes == ord(_OTHER_SCRIPT), _LETTER_CODES, codes % _LETTER_CODES)
+        found = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        codes = np.where(found == ord(_OTHER_SCRIPT), _LETTER_CODES, found % _LETTER_CODES).astype(np.uint16)
     return codes[:-1] * (_LETTER_CODES + 1) + codes[1:]
 
 
@@ -263,8 +287,7 @@ class _IndexedText:
         self.characters = frozenset("".join(unspaced))
         scripts = Counter(_SCRIPTS[char] for word in self.places for char in word if char > _LAST_LATIN)
         self.scripts = {script for script, count in scripts.items() if count >= _SCRIPT_SHARE * self.letters}
-        pairs = _pairs((w for w in self.places if not w.isdigit() and w not in unspaced), self.scripts)
-        self.pairs = pairs.astype(np.uint16)
+        self.pairs = _pairs((w for w in self.places if not w.isdigit() and w not in unspaced), self.scripts)
         self.frequencies = np.bincount(_letter_codes("".join(long_words)), minlength=26)
 
     @cached_property
@@ -290,33 +313,29 @@ class _Context:
     Attributes:
         shown: Number of texts in the context.
         texts: All texts, those in the context first.
-        vocabulary: Their content words.
-        shared: Those that several texts contain.
+        counts: For each of their content words, the number of texts that contain it.
+        vocabulary: These words.
         holders: For each word, the numbers of the texts in the context that contain it, and its places in each.
+        own_words: For the number of a text, its words that no other text contains.
         by_prefix: For the first letters of a word, the words of the texts that begin with them, the longest first.
     """
 
     def __init__(self, shown: Sequence[str], unseen: Sequence[str]) -> None:
         self.shown = len(shown)
         self.texts = [_indexed(text) for text in (*shown, *unseen)]
-        self.vocabulary, self.shared = set[str](), set[str]()
-        for text in self.texts:
-            self.shared |= self.vocabulary.intersection(text.places)
-            self.vocabulary.update(text.places)
+        self.counts = Counter(chain.from_iterable(text.places for text in self.texts))
+        self.vocabulary = self.counts.keys()
         self.holders = FunctionCache(
             partial(_places, list(enumerate(text.places for text in self.texts[: self.shown])))
         )
+        self.own_words = FunctionCache(partial(_own_words, self.texts, self.counts))
         self.by_prefix = FunctionCache(partial(_words_from, [text.prefixes for text in self.texts]))
-
-    def own_words(self, number: int) -> set[str]:
-        """The words of a text that no other text contains."""
-        return self.texts[number].places.keys() - self.shared
 
     @cached_property
     def own(self) -> list[int]:
         """For each text, a bit mask of the words that no other text contains."""
         return [
-            reduce(or_, [mask for word in self.own_words(i) for _, mask in text.places[word].places], 0)
+            reduce(or_, [mask for word in self.own_words[i] for _, mask in text.places[word].places], 0)
             for i, text in enumerate(self.texts)
         ]
 
@@ -354,10 +373,10 @@ class _Context:
         return found
 
     @cached_property
-    def alphabet_weights(self) -> npt.NDArray[np.int64]:
-        """For each alphabet but the first, the frequency of each of its letters in the texts."""
-        frequencies = sum((text.frequencies for text in self.texts), np.zeros(26, np.int64))
-        weights: npt.NDArray[np.int64] = frequencies[_ALPHABET_CODES[1:]]
+    def alphabet_weights(self) -> npt.NDArray[np.float64]:
+        """For each alphabet but the first, the frequency of each of its letters in the texts; whole numbers."""
+        frequencies = np.array([text.frequencies for text in self.texts], np.float64).sum(axis=0)
+        weights: npt.NDArray[np.float64] = frequencies[_ALPHABET_CODES[1:]]
         return weights
 
     @cached_property
@@ -407,11 +426,11 @@ class DisclosureCounter:
         self.bits = [0] * len(self._texts)
         self._credited = [0] * len(texts)
         self._chains = defaultdict[str, dict[int, _Chains]](lambda: defaultdict(_Chains))  # by form and text
-        self._chance = list[tuple[str, str]]()  # forms and words that were not compared with the null yet
+        self._chance = list[tuple[str, list[str]]]()  # forms and words that were not compared with the null yet
         self._said: dict[str, int] = {}  # how often the answer says each word of the texts
         self._own_said = [0] * len(texts)
         self._least_own = [float(UNORDERED_WORDS)] * len(texts)  # own words from which the answer repeats a text
-        self._repeated = set[int]()  # numbers of the texts that the answer repeats
+        self._repeated = list[int]()  # numbers of the texts that the answer repeats
         self._undecoded, self._letters, self._size = list[str](), 0, 0
         self._initials, self._named = "", ""  # first letters of words, and letters that words name
         self._readable = set[str]()  # words since the last part that was decoded
@@ -456,7 +475,7 @@ class DisclosureCounter:
         """Words of a text that an answer discloses by chance: the median over the unseen texts; 0 without any."""
         waiting, self._chance = self._chance, []
         unseen = list(enumerate(text.places for text in self._texts))[self._shown :]
-        for form, word in waiting:
+        for form, word in ((form, word) for form, words in waiting for word in words):
             for number, places in _places(unseen, word):
                 self.steps += 2 * MAX_SKIP * len(places.places)
                 self.bits[number] |= self._chains[form][number].extend(places)[1]
@@ -472,7 +491,7 @@ class DisclosureCounter:
     def add(self, text: str) -> None:
         """Adds the next part of the answer, which ends at the end of a word and begins with the space before it."""
         piece = _PIECES[text] if len(text) <= _SHORT_PIECE else _read_piece(text)
-        words, length, symbols, negligible, initials, named = piece
+        words, length, symbols, negligible, numeric, initials, named = piece
         self._initials += initials
         self._named += named
         if len(self._initials) >= BLOCK:
@@ -481,7 +500,8 @@ class DisclosureCounter:
         if not (negligible or self._context.vocabulary.isdisjoint(words)):
             known = self._read("plain", words)
             self._read_unordered(known)
-            readable = _letters([w for w in known if not w.isdigit()])
+            whole = len(known) == len(words) and not numeric
+            readable = length if whole else _letters([w for w in known if not w.isdigit()])
         if 2 * readable > length and length - readable < _MIN_STREAM or negligible:
             self._readable.update(words)
             if not symbols:
@@ -558,7 +578,7 @@ class DisclosureCounter:
         """
         readable, self._readable = self._readable, set()
         unknown = self._unknown(words)
-        numbers = [w for w in words if _HAS_DIGIT(w)]
+        numbers = [w for w in words if not w.isalpha() and _HAS_DIGIT(w)]
         readable.update(words)
         readable.difference_update(unknown, numbers)
         readable.update(codes := self._question.intersection(unknown))
@@ -594,7 +614,7 @@ class DisclosureCounter:
         above their mean. A pair of letters of a script without spaces does if one of them is familiar.
         """
         vocabulary = self._context.vocabulary
-        new = [w for w in words if not (w in vocabulary or w in STOP_WORDS or _HAS_DIGIT(w))]
+        new = [w for w in words if not (w in vocabulary or w in STOP_WORDS or not w.isalpha() and _HAS_DIGIT(w))]
         unspaced = [w for w in new if not w.isascii() and _UNSPACED_WORD.fullmatch(w)]
         odd = [w for w in unspaced if self._context.characters.isdisjoint(w)]
         if unspaced:
@@ -604,7 +624,7 @@ class DisclosureCounter:
             return odd
         sizes = np.array([len(w) + 1 for w in new], np.int64)
         bits, usual = self._context.pair_bits
-        mean = np.add.reduceat(bits[_pairs(new, self._context.scripts)], np.cumsum(sizes) - sizes) / sizes
+        mean = np.add.reduceat(bits[_pairs(new, self._context.scripts)], sizes.cumsum() - sizes) / sizes
         return odd + [word for word, one in zip(new, mean, strict=True) if one > usual + UNLIKE]
 
     def _complete(self, words: Iterable[str]) -> list[str]:
@@ -623,15 +643,11 @@ class DisclosureCounter:
 
     def _correct(self, word: str) -> str:
         """The word that a word may stand for; empty: none. Misspelled words are compared with the texts shown only."""
-        keys, bare = [word], ""
-        if _MIN_STREAM <= len(word) <= _LONG_WORD:
-            shortened = _shortened(word)
-            if known := next((key for key in shortened if key in self._context.vocabulary), ""):
-                return known
-            keys += [_sorted(word), _sorted(word.removesuffix("ay")), *shortened]
-            bare = without_vowels(word) if word.isascii() else ""
-        elif not _UNSPACED_WORD.fullmatch(word):
+        if not _MIN_STREAM <= len(word) <= _LONG_WORD and (word.isascii() or not _UNSPACED_WORD.fullmatch(word)):
             return ""
+        shortened, keys, bare = _SPELLINGS[word]
+        if not self._context.vocabulary.isdisjoint(shortened):
+            return next(key for key in shortened if key in self._context.vocabulary)
         if bare not in self._context.skeletons and self._context.misspelled.isdisjoint(keys):
             return ""
         for text in self._texts[: self._shown]:
@@ -673,7 +689,8 @@ class DisclosureCounter:
             codes = _letter_codes("".join([streams[i][1] for i in free]))
             owner = np.repeat(np.arange(len(free)), [len(streams[i][1]) for i in free])
             counts = np.bincount(26 * owner + codes, minlength=26 * len(free)).reshape(-1, 26)
-            best = np.argsort(-(counts @ self._context.alphabet_weights.T))[:, :_TRIED_ALPHABETS] + 1
+            fit = (counts @ self._context.alphabet_weights.T).astype(np.int64)
+            best = np.argsort(-fit)[:, :_TRIED_ALPHABETS] + 1
             for i, numbers in zip(free, best.tolist(), strict=True):
                 chosen[i] += numbers
         return chosen
@@ -712,62 +729,67 @@ class DisclosureCounter:
         if vocabulary.isdisjoint(words):
             return []
         known = [word for word in words if word in vocabulary]
-        self._chance += [(form, word) for word in known]
+        self._chance.append((form, known))
         chains, compared = self._chains[form], 0
         for word in known:
             best = 0
             for number, places in holders[word]:
                 compared += len(places.places)
                 length, bits = chains[number].extend(places)
-                if length:
+                if bits & ~self.bits[number]:
                     self._disclose(self.bits, number, bits)
                 if length > best:
-                    best, credited = length, (number, bits)
-            if best:
-                self._disclose(self._credited, *credited)
+                    best, owner, credited = length, number, bits
+            if best and credited & ~self._credited[owner]:
+                self._disclose(self._credited, owner, credited)
         self.steps += 2 * MAX_SKIP * compared
         return known
 
     def _read_unordered(self, known: Iterable[str]) -> None:
         """Adds words of the texts, and discloses those of a text that the answer repeats in whatever order."""
-        said, repeated = self._said, self._repeated
+        said, own_said, counts, holders = self._said, self._own_said, self._context.counts, self._context.holders
         for word in known:
             said[word] = times = said.get(word, 0) + 1
             if word in self._question:
                 continue
-            holders = self._context.holders[word]
-            if times == 1 and holders and word not in self._context.shared:
-                self._add_own(holders[0][0])
-            if repeated:
-                self._disclose_said(word, times, repeated)
+            if times == 1 == counts[word] and (shown := holders[word]):
+                number = shown[0][0]
+                own_said[number] += 1
+                if own_said[number] >= self._least_own[number]:
+                    self._compare_own(number)
+            if self._repeated:
+                self._disclose_said(word, times, self._repeated)
 
-    def _add_own(self, number: int) -> None:
-        """Adds an own word of a text, and discloses all that the answer said of it if these are enough."""
-        self._own_said[number] += 1
-        if self._own_said[number] < self._least_own[number] or number in self._repeated:
-            return
-        own = len(self._context.own_words(number) - self._question)
+    def _compare_own(self, number: int) -> None:
+        """Discloses all that the answer said of a text if it said enough of its own words."""
+        own = len(self._context.own_words[number] - self._question)
         self._least_own[number] = max(UNORDERED_WORDS, UNORDERED_SHARE * own)
         if self._own_said[number] >= self._least_own[number]:
-            self._repeated.add(number)
+            self._least_own[number] = math.inf
+            self._repeated.append(number)
             for word in self._texts[number].places.keys() & self._said.keys() - self._question:
                 for times in range(1, self._said[word] + 1):
-                    self._disclose_said(word, times, {number})
+                    self._disclose_said(word, times, [number])
 
-    def _disclose_said(self, word: str, times: int, among: Collection[int]) -> None:
+    def _disclose_said(self, word: str, times: int, among: Iterable[int]) -> None:
         """Discloses a word that was said so often in some texts. It is credited if it is in no other text shown."""
-        holders = self._context.holders[word]
-        for number, places in holders:
-            if number in among and times <= len(places.places):
-                bits = places.places[times - 1][1]
+        for number in among:
+            found = self._texts[number].places.get(word)
+            if found and times <= len(found.places):
+                bits = found.places[times - 1][1]
                 if bits & ~self.bits[number]:
                     self._disclose(self.bits, number, bits)
-                if len(holders) == 1 and bits & ~self._credited[number]:
+                if bits & ~self._credited[number] and len(self._context.holders[word]) == 1:
                     self._disclose(self._credited, number, bits)
 
     def _disclose(self, masks: list[int], number: int, bits: int) -> None:
         self.growth += (bits & ~masks[number]).bit_count()
         masks[number] |= bits
+
+
+def _own_words(texts: Sequence[_IndexedText], counts: Mapping[str, int], number: int) -> frozenset[str]:
+    """The words of a text that no other text contains, of which the counts are known."""
+    return frozenset(word for word in texts[number].places if counts[word] == 1)
 
 
 def _words_from(texts: Iterable[Mapping[str, list[str]]], prefix: str) -> list[str]:
@@ -798,9 +820,13 @@ class _Chains:
         self._time = now = self._time + 1
         if not now % MAX_APART:
             self._recent, self._older = 0, self._recent
-        places, at, before, after = word
-        self._recent |= at
-        near = self._recent | self._older
+        places, at, before, after, around = word
+        self._recent = recent = self._recent | at
+        near = recent | self._older
+        if not around & near:
+            for position, mask in places:
+                self._forwards[position] = self._backwards[position] = now, 1, mask
+            return 0, 0
         if before & near:
             found = _extend(self._forwards, _BEFORE, places, now)
             if found[0]:
@@ -830,9 +856,9 @@ def _extend(
     for at, mask in places:
         length, bits = 0, mask
         for step in steps:  # of the longest, the nearest
-            time, links, start = end_at(at + step, _NO_CHAIN)
-            if links > length and time >= oldest:
-                length, bits = links, start
+            end = end_at(at + step)
+            if end and end[1] > length and end[0] >= oldest:
+                _, length, bits = end
         length += 1
         bits = mask if length > MIN_CHAIN else bits | mask
         ends[at] = now, length, bits
@@ -858,17 +884,18 @@ def _windows(codes: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
     return found
 
 
-def _read_piece(text: str) -> tuple[list[str], int, int, bool, str, str]:
+def _read_piece(text: str) -> tuple[list[str], int, int, bool, bool, str, str]:
     """Reads a part of an answer.
 
     Returns:
-        Its words, their letters, its symbols, whether it has only longer function words, the first letters of its words
-        and the letters that they name.
+        Its words, their letters, its symbols, whether it has only longer function words, whether it has numbers, the
+        first letters of its words and the letters that they name.
     """
     words = _words(fold_text(text))
     negligible = bool(words) and all(len(w) > 1 and w in STOP_WORDS for w in words)
+    numeric = any(map(str.isdigit, words))
     initials, named = (word[0] for word in words), (LETTER_NAMES.get(word, "") for word in words)
-    return words, _letters(words), _symbols(text), negligible, "".join(initials), "".join(named)
+    return words, _letters(words), _symbols(text), negligible, numeric, "".join(initials), "".join(named)
 
 
 _PIECES = FunctionCache(_read_piece, 4096)

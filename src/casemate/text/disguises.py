@@ -16,7 +16,7 @@ import string
 import unicodedata
 from binascii import a2b_base64
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -45,8 +45,7 @@ _LETTER_BLOCKS = (0x1F130, 0x1F150, 0x1F170, 0x1F1E6)
 """First letter of alphabets that have no compatibility decomposition."""
 _OTHER_SCRIPT = re.compile("[\u0370-\u03ff\u0400-\u04ff]")
 _DIGITS = str.maketrans("0134578@$!", "oieastbasi")
-_LEET_SIGNS = frozenset(map(chr, _DIGITS))
-_LEET = re.compile(r"(?<=[a-z])[0134578@$!]|[0134578@$!](?=[a-z])")
+_LEET = re.compile(r"[0134578@$!](?:(?<=[a-z].)|(?=[a-z]))")
 _ESCAPE = re.compile(
     r"\\{1,4}u0000([0-9a-f]{4})|\\{1,4}u([0-9a-f]{4})|\\{1,4}u\{([0-9a-f]{2,6})\}"
     r"|(?:\\{1,4}x|%|\b0x)([0-9a-f]{2})|\bu\+([0-9a-f]{4})"
@@ -55,13 +54,12 @@ _ESCAPE = re.compile(
     r"|&(?:shy|nbsp|zwj|zwnj|lrm|rlm|ensp|emsp|thinsp|hairsp|nobreak|zerowidthspace|invisible\w{5,6});",
     re.IGNORECASE,
 )
-_SPECIAL = re.compile(r"[\\%=&<\[{}*`~]|0x|u\+", re.IGNORECASE)
-"""Begins all escapes and markup."""
+_NOT_SPECIAL = bytes(c for c in range(256) if c not in b"\\%=&<[{}*`~")
+"""All characters but those that begin escapes and markup; two escapes begin with ``0x`` and ``u+``."""
 _MARKUP = re.compile(
     r"<!--[^<>]{0,200}-->|</?[a-z][^<>]{0,200}>|\[/?[a-z]{1,10}(?:=[^\[\]]{0,100})?\]|\\[a-z]{2,12}(?=\{)|[{}*`~]",
     re.IGNORECASE,
 )
-_NOT_BASE64 = re.compile(r"[^A-Za-z0-9]+")  # + and / encode no letter
 _BASE64_RUN = re.compile(
     r"(?<![A-Za-z0-9+/_-])[A-Za-f][A-HQ-Xg-nw-z0-3][ABEFIJMNQRUVYZcdghklopstwx014589][A-Za-z0-9+/_-]+"
 )
@@ -71,13 +69,12 @@ _PAIRS = re.compile(r"(?:[0-9a-f]{2}[^0-9a-z]{0,3}){12,}", re.IGNORECASE)
 _NOT_HEX = re.compile(r"[^0-9A-Fa-f]+")
 _BITS = re.compile(r"(?:[01]{8}[^01a-z]{0,3}){4,}")
 _NOT_BIT = re.compile("[^01]+")
-_DECIMAL_CODE = re.compile(r"(?<!\d)\d{2,3}(?!\d)")
+_DECIMAL_CODE = re.compile(r"\d(?<!\d\d)\d\d?(?!\d)")
 _OCTAL_RUN = re.compile(r"(?:(?<!\d)[01][0-7]{2}(?!\d)[^0-9a-z]{0,3}){6,}")
 _OCTAL_CODE = re.compile("[01][0-7]{2}")
-_LETTER_NUMBERS = re.compile(r"(?<!\d)\d{1,2}(?:[^\w]{1,3}\d{1,2}(?!\d)){5,}")
+_LETTER_NUMBERS = re.compile(r"\d(?<!\d\d)\d?(?:[^\w]{1,3}\d{1,2}(?!\d)){5,}")
 _LETTER_NUMBER = re.compile(r"(\d{1,2})([^\w]{0,3})")
 _MORSE_RUN = re.compile(r"(?:[.\-·•−–_]{1,5}[ /|]{1,4}){5,}[.\-·•−–_]{1,5}")
-_MORSE_CHARACTERS = ".-·•−–_"
 _MORSE_SIGN = re.compile(r"([.\-]{1,5})( */)?")
 _MORSE_SIGNS = (
     ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- -..- -.-- --.."
@@ -99,7 +96,6 @@ LETTER_NAMES = dict(zip(_LETTERS, _LETTERS, strict=True)) | {
     for name in names.split("/")
 }
 """Letters by their English names; the name of w is two words."""
-_WORD = re.compile("[a-z]+")
 _SPACED = re.compile(r"(?<!\S)\S(?: \S(?!\S)){2,}")
 _DOUBLED = re.compile(r"([a-z])\1")
 _DOUBLED_RUN = re.compile(r"(?:([a-z])\1[^a-z]{0,3}){6,}")
@@ -113,12 +109,55 @@ _ACCENTED = ("LATIN", "GREEK", "CYRILLIC")
 """Scripts whose letters keep their identity without their marks; beginnings of names of characters."""
 _LEAST_INVISIBLE = 16
 """Invisible characters from which these are decoded: ordinary text has a few, in emoji."""
+_NOT_BASE64 = bytes(c for c in range(128) if not chr(c).isalnum())  # + and / encode no letter
 _NO_LETTER = bytes(c for c in range(256) if not 97 <= c <= 122)
 _NO_DIGIT = bytes(c for c in range(256) if not 48 <= c <= 57)
 _LETTERS_OR_SPACE = bytes(c if 97 <= c <= 122 else 32 for c in range(256))
 _PRINTABLE = bytes(c if 32 <= c < 127 else 32 for c in range(256))
 _NOT_PRINTABLE = bytes(c for c in range(256) if not 32 <= c < 127 and c not in b"\t\n\r")
 _VOWELS = str.maketrans("", "", "aeiou")
+
+
+class _Sketch(NamedTuple):
+    """A cheap test of texts, before a slow expression searches them. What the expression finds passes.
+
+    Attributes:
+        classes: Stands for each character.
+        ignored: Characters that are removed before.
+        sought: What the rest must contain.
+    """
+
+    classes: bytes
+    ignored: bytes
+    sought: bytes
+
+    @classmethod
+    def of(cls, sought: str, classes: Mapping[str, str], ignored: str = "") -> _Sketch:
+        """A test; characters that are in no class become spaces."""
+        table = {c: sign for sign, members in classes.items() for c in members}
+        codes = "".join(table.get(chr(c), " ") for c in range(128)).ljust(256)
+        return cls(codes.encode(), ignored.encode(), sought.encode())
+
+    def passes(self, text: str) -> bool:
+        """Whether a text may contain it; true of all that is not ASCII."""
+        return not text.isascii() or self.sought in b" %b " % text.encode().translate(self.classes, self.ignored)
+
+
+_ASCII = "".join(map(chr, range(128)))
+_ALPHANUMERIC = f"{string.digits}{string.ascii_letters}"
+
+
+def _all_but(characters: str) -> str:
+    return "".join(c for c in _ASCII if c not in characters)
+
+
+_MAY_BE_SPACED = _Sketch.of(" a a ", {"a": "".join(c for c in _ASCII if not c.isspace())})
+_MAY_BE_NUMBERS = _Sketch.of(6 * "0", {"0": string.digits}, _all_but(f"{_ALPHANUMERIC}_"))
+_MAY_BE_MORSE = _Sketch.of(6 * ".", {".": ".-_"}, " /|")
+_MAY_BE_BASE32 = _Sketch.of(13 * "a", {"a": f"{string.ascii_letters}234567"})
+_MAY_BE_HEX = _Sketch.of(24 * "0", {"0": string.hexdigits}, _all_but(_ALPHANUMERIC))
+_MAY_BE_BITS = _Sketch.of(32 * "0", {"0": "01"}, _all_but(f"01{_LETTERS}"))
+_MAY_BE_OCTAL = _Sketch.of(18 * "0", {"0": string.digits}, _all_but(f"{string.digits}{_LETTERS}"))
 
 
 class Decoding(NamedTuple):
@@ -167,8 +206,14 @@ def visible_text(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
+def _may_be_special(text: str) -> bool:
+    """Whether a text may contain escapes or markup."""
+    lower = text.lower()
+    return "0x" in lower or "u+" in lower or text.encode("ascii", "ignore").translate(None, _NOT_SPECIAL) != b""
+
+
 def _unescaped(text: str) -> str:
-    for _ in range(MAX_LAYERS if _SPECIAL.search(text) else 0):
+    for _ in range(MAX_LAYERS if _may_be_special(text) else 0):
         decoded = _ESCAPE.sub(_decode_escape, text)
         if decoded == text:
             break
@@ -182,7 +227,7 @@ def fold_text(text: str) -> str:
     >>> fold_text("<b>T</b>he **north** brіdge")
     'the north bridge'
     """
-    if text.isascii() and not _SPECIAL.search(text):
+    if text.isascii() and not _may_be_special(text):
         return text.lower()
     return _fold(_MARKUP.sub("", visible_text(text)))
 
@@ -250,17 +295,18 @@ def _rewritings(visible: str, plain: str) -> Iterator[tuple[str, str]]:
     """Yields the texts from decoders of letters and words."""
     if (kept := _fold(visible)) != plain:
         yield "markup", kept
-    if _SPACED.search(plain):
+    if _MAY_BE_SPACED.passes(plain) and _SPACED.search(plain):
         yield "spaced", _SPACED.sub(lambda run: run[0].replace(" ", ""), plain)
-    if not _LEET_SIGNS.isdisjoint(plain) and _LEET.search(plain):
+    if _LEET.search(plain):
         yield "leet", _LEET.sub(_digit_letter, plain)
-    if _OTHER_SCRIPT.search(visible):
+    if not visible.isascii() and _OTHER_SCRIPT.search(visible):
         yield "script", visible.lower().translate(_TRANSLITERATED)
-    for run in _DOUBLED_RUN.finditer(plain):
+    letters = plain.encode("ascii", "replace").translate(_LETTERS_OR_SPACE)
+    for run in _DOUBLED_RUN.finditer(plain) if _has_doubled(letters) else ():
         yield "doubled", _DOUBLED.sub(r"\1", run[0])
     yield "swapped", _swap_pairs(plain)
-    found = _WORD.findall(plain)
-    yield "initials", "".join(word[0] for word in found)
+    found = letters.decode("ascii").split()
+    yield "initials", "".join([word[0] for word in found])
     single = [word for word in found if len(word) == 1]
     if 5 < len(single) < len(found):
         yield "initials", "".join(single)
@@ -269,13 +315,20 @@ def _rewritings(visible: str, plain: str) -> Iterator[tuple[str, str]]:
     if len(spelled := [word[0] for word in found if word in _SPELLING_WORDS]) > 5:
         yield "initials", "".join(spelled)
     digits = _digits(visible)
-    for run in _LETTER_NUMBERS.findall(visible) if digits >= 6 else ():
+    for run in _LETTER_NUMBERS.findall(visible) if digits >= 6 and _MAY_BE_NUMBERS.passes(visible) else ():
         yield "numbers", "".join(_numbered_letter(*code) for code in _LETTER_NUMBER.findall(run))
-    for run in _MORSE_RUN.findall(visible) if sum(map(visible.count, _MORSE_CHARACTERS)) >= 6 else ():
+    for run in _MORSE_RUN.findall(visible) if _MAY_BE_MORSE.passes(visible) else ():
         signs = _MORSE_SIGN.findall(run.translate(_DASHES).replace("|", "/"))
         yield "morse", "".join(_MORSE.get(sign, "") + (" " if "/" in after else "") for sign, after in signs)
     if digits >= 2 and _DECIMAL_CODE.search(visible):
         yield "codes", _decimal_text(visible)
+
+
+def _has_doubled(letters: bytes) -> bool:
+    """Whether six letters are followed by themselves, as in a run of doubled letters; spaces are ignored."""
+    bare = letters.replace(b" ", b"")
+    code = int.from_bytes(bare)
+    return (code ^ code >> 8).to_bytes(len(bare)).count(0) >= 6
 
 
 def _swap_pairs(text: str) -> str:
@@ -303,20 +356,20 @@ def _binary_decodings(visible: str) -> Iterator[tuple[str, bytes, bool]]:
     by_run = b" ".join(filter(None, map(_base64_run, _BASE64_RUN.findall(visible))))
     if by_run:
         yield "base64", *_printable(by_run)
-    for run in _BASE32_RUN.findall(visible):
+    for run in _BASE32_RUN.findall(visible) if _MAY_BE_BASE32.passes(visible) else ():
         for start in range(8):
             yield "base32", *_printable(base64.b32decode(_whole_groups(run[start:], 8).upper()))
     digits = _digits(visible)
-    for run in _PAIRS.findall(visible) if digits > 3 else ():  # the code of each letter begins with a digit
-        bare = _NOT_HEX.sub("", run)
+    for run in _PAIRS.findall(visible) if digits > 3 and _MAY_BE_HEX.passes(visible) else ():
+        bare = _NOT_HEX.sub("", run)  # the code of each letter begins with a digit
         for start in range(2):
             yield "hex", *_printable(bytes.fromhex(_whole_groups(bare[start:], 2)))
-    for run in _BITS.findall(visible) if digits >= 32 else ():
+    for run in _BITS.findall(visible) if digits >= 32 and _MAY_BE_BITS.passes(visible) else ():
         bits = _NOT_BIT.sub("", run)
         for start in range(8):
             part = _whole_groups(bits[start:], 8)
             yield "binary", *_printable(int(part or "0", 2).to_bytes(len(part) // 8 or 1, "big"))
-    for run in _OCTAL_RUN.findall(visible) if digits >= 18 else ():
+    for run in _OCTAL_RUN.findall(visible) if digits >= 18 and _MAY_BE_OCTAL.passes(visible) else ():
         yield "octal", *_printable(bytes(int(code, 8) for code in _OCTAL_CODE.findall(run)))
 
 
@@ -370,9 +423,8 @@ def _whole_groups(text: str, size: int) -> str:
 
 def _base64_bytes(text: str) -> list[bytes]:
     """Decodes a text as base64, ignoring separators, at each of the four offsets of a group."""
-    code = _NOT_BASE64.sub("", text)
-    groups = (_whole_groups(code[start:], 4) for start in range(4))
-    return [a2b_base64(group) for group in groups if group]
+    code = text.encode("ascii", "ignore").translate(None, _NOT_BASE64)
+    return [a2b_base64(code[start : len(code) - (len(code) - start) % 4]) for start in range(min(4, len(code) - 3))]
 
 
 def _base64_run(run: str) -> bytes:
