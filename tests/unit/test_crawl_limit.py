@@ -9,7 +9,7 @@ import pytest
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.errors import ConfigError, DataError
 from casemate.guard.client_state import crawl_evidence
-from casemate.guard.client_state.crawl_evidence import ALARMED, CLEAR, SUSPECTED
+from casemate.guard.client_state.crawl_evidence import ALARMED, CLEAR, SUSPECTED, text_name
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.verdict_log import append, collect_verdicts
 from casemate.protocols import Generator
@@ -397,7 +397,8 @@ def test_evidence_survives_a_restart_and_is_shared_among_processes(store):
         outcome, _ = ask(limit, [90, 1, 91])
         assert outcome.verdict.flagged
         assert ids(outcome) == ["d1"]
-        assert limit.evidence.disclosed(Query("", "ann"), "d0") == first.evidence.disclosed(Query("", "ann"), "d0") > 0
+        disclosed = [of.evidence.disclosed(Query("", "ann"), text_name(chunk(0))) for of in (limit, first)]
+        assert disclosed[0] == disclosed[1] > 0
 
 
 def test_repeated_decision_on_a_request_counts_once():
@@ -435,7 +436,7 @@ def test_interrupted_answer_is_recorded_too():
             await join_stream(limit.on_generate(Broken()).stream(Prompt("what", (chunk(0),), "", query.id)))
 
     asyncio.run(go())
-    assert limit.evidence.disclosed(query, "d0") > 0
+    assert limit.evidence.disclosed(query, text_name(chunk(0))) > 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from casemate.guard.client_state import crawl_evidence
-from casemate.guard.client_state.crawl_evidence import CrawlEvidence
+from casemate.guard.client_state.crawl_evidence import CrawlEvidence, text_name
 from casemate.guard.defenses import crawl_limit
 from casemate.guard.defenses.crawl_limit import CrawlLimit, Grade
 from casemate.guard.defenses.crawl_limit.delivery import Delivery
@@ -168,7 +168,9 @@ def test_from_most_of_the_budget_on_the_nearest_sentences_are_given_and_charged(
     assert [(d.id, d.title, d.text) for d in found] == [("d5", "title5", f"W{parts[1]} W{parts[3]}")]
     assert limit.evidence.disclosed_words(Query("", "ann")) == before + 21
     expected = DisclosureCounter([chunk(5).content]).read(found[0].text)[0]
-    assert limit.evidence.disclosed(Query("", "ann"), "d5") == expected | 1  # the same words as in an answer; the title
+    assert (
+        limit.evidence.disclosed(Query("", "ann"), text_name(chunk(5))) == expected | 1
+    )  # the same words as in an answer; the title
 
 
 def test_an_answer_from_fetched_texts_is_free_and_a_retrieval_for_an_answer_costs_nothing():
@@ -228,6 +230,18 @@ def test_words_expire_for_a_client_that_only_looks_up_documents_by_their_ids(mon
     assert [len(words_of(some)) for some in found] == [41, 41, 0, 0]
     monkeypatch.setattr(crawl_evidence.time, "time", lambda: now + 25 * 3600)
     assert given(5) == [chunk(5)]
+
+
+def test_other_texts_with_the_id_of_a_text_given_before_are_charged():
+    """A document that was replaced, or that of another collection on the same event store."""
+    same = [Document("same", chunk(n).text) for n in range(20)]
+    limit = only_budget(budget=100, tenant_budget=150)
+    found = [asyncio.run(fetch(limit, [d], "ann")) for d in same]
+    assert len(words_of([d for some in found for d in some])) == 80  # two texts; no sentence of others is near
+    assert len(words_of(asyncio.run(limit.on_deliver(Query("x", "bob"), same[5:])))) == 150 - 80
+    answers = only_budget(budget=100)
+    told = [asyncio.run(answered(answers, [d], "ann")) for d in same]
+    assert len(words_of([d for some in told for d in some])) <= 100
 
 
 def test_fetching_is_no_evidence_for_or_against_a_client():

@@ -12,7 +12,7 @@ from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import ConfigError
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.guard.client_state import crawl_evidence
-from casemate.guard.client_state.crawl_evidence import ALARMED, CLEAR, SUSPECTED
+from casemate.guard.client_state.crawl_evidence import ALARMED, CLEAR, SUSPECTED, text_name
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.guard.guard import Guard
 from casemate.protocols import Generator
@@ -93,7 +93,7 @@ def test_quotations_from_extracts_count_against_the_whole_chunk(sentences):
     limit, query = held(CrawlLimit(), ALARMED), Query("", "ann")
     quoted = asyncio.run(asked(limit, Dump(), chunks=[Document("d0", text)]))
     counter = DisclosureCounter([text], QUESTION)
-    covered = limit.evidence.disclosed(query, "d0")
+    covered = limit.evidence.disclosed(query, text_name(Document("d0", text)))
     assert [covered] == counter.read(quoted)
     assert covered.bit_count() <= limit.exposure * counter.lengths[0]
 

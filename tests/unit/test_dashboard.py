@@ -1268,7 +1268,10 @@ class TestDisclosure:
 
     def test_page_shows_clients_the_trend_and_the_map(self, tmp_path):
         app = make(tmp_path, count=60)
-        events = [crawl_event("mallory", 0, covered={"d3": "fff"}, whole=["d3"]), crawl_event("ann", 0, covered={})]
+        events = [
+            crawl_event("mallory", 0, covered={"d3\nfeed": "fff"}, whole=["d3\nfeed"]),
+            crawl_event("ann", 0, covered={}),
+        ]
         other = Event(
             "x", datetime.now(UTC), "crawl", {"tenant": "north", "client": "hidden-one", "covered": {"d": "f"}}
         )

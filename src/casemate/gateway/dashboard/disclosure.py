@@ -7,6 +7,7 @@ time range disclosed it to this client.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,7 +18,7 @@ from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.table import Column, Table
 from casemate.gateway.dashboard.time_range import by_bin
 from casemate.gateway.dashboard.topics import TOPICS, TopicMap, TopicMapCache
-from casemate.guard.client_state.crawl_evidence import KIND, SHORTENED
+from casemate.guard.client_state.crawl_evidence import KIND, SHORTENED, id_of
 from casemate.guard.client_state.feed import RESET
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.reports.format import plural
@@ -33,8 +34,8 @@ class ClientDisclosure:
     """What answers disclosed to one client.
 
     Attributes:
-        chunks: Disclosed words of each chunk, one bit each.
-        exposed: Chunks disclosed above the allowed share.
+        chunks: Disclosed words of each chunk, one bit each, by its name (``crawl_evidence.text_name``).
+        exposed: Names of the chunks disclosed above the allowed share.
         shortened: Number of answers that were cut; in observe mode, that would have been.
     """
 
@@ -101,7 +102,9 @@ def disclosure(request: PageRequest) -> Page:
     for client in found:
         for chunk, bits in client.chunks.items():
             words[chunk] = words.get(chunk, 0) | bits
-    counts = {chunk: bits.bit_count() for chunk, bits in words.items()}
+    counts = Counter[str]()  # by the ids of the chunks, as on the map
+    for name, bits in words.items():
+        counts[id_of(name)] += bits.bit_count()
     context = {
         "tenants": tenants,
         "tenant": tenant,

@@ -7,6 +7,7 @@ computes the same sums in its order of arrival, its own events at once.
 from __future__ import annotations
 
 import base64
+import hashlib
 import math
 import threading
 import time
@@ -24,7 +25,7 @@ from casemate.guard.client_state.feed import RESET, ClientEventFeed
 from casemate.guard.client_state.withheld_documents import key_of, put_latest
 from casemate.protocols import EventStore
 from casemate.text.tokens import ngrams
-from casemate.types import Event, Query
+from casemate.types import Document, Event, Query
 
 KIND = "crawl"
 """Kind of the events."""
@@ -39,6 +40,21 @@ ECHO_WORDS = 6
 """Length of a phrase by which a question repeats an earlier answer."""
 MAX_CUSUM = 1e100
 """Largest CUSUM. An infinite one would keep the verdicts out of the event store: JSON has no infinite number."""
+
+
+def text_name(document: Document) -> str:
+    """Returns the name under which the words of a chunk are recorded: its id, and a digest of its title and text.
+
+    Words are recorded by their positions. A document that was replaced, and one of another collection on the same
+    event store, may have the same id and other words at these positions.
+    """
+    content = document.content.encode(errors="surrogatepass")
+    return f"{document.id}\n{hashlib.blake2b(content, digest_size=8).hexdigest()}"
+
+
+def id_of(name: str) -> str:
+    """Returns the id of the chunk that has a ``text_name``; events of earlier versions have the id alone."""
+    return name.rpartition("\n")[0] or name
 
 
 def is_limited(verdict: Mapping[str, Any]) -> bool:
@@ -301,7 +317,7 @@ class CrawlEvidence:
             return found
 
     def was_shown(self, query: Query, chunk: str) -> bool:
-        """Whether a chunk was shown to the client before."""
+        """Whether a chunk, given by its id, was shown to the client before."""
         return chunk in self._client(query).shown
 
     def shown_count(self, query: Query) -> int:
@@ -309,11 +325,11 @@ class CrawlEvidence:
         return len(self._client(query).shown)
 
     def disclosed(self, query: Query, chunk: str) -> int:
-        """Returns the words of a chunk disclosed to the client, one bit each."""
+        """Returns the words of a chunk, given by its ``text_name``, disclosed to the client, one bit each."""
         return self._client(query).disclosed.get(chunk, 0)
 
     def disclosed_to_tenant(self, tenant: str, chunk: str) -> int:
-        """Returns the words of a chunk disclosed to any client of a tenant, one bit each."""
+        """Returns the same for any client of a tenant."""
         return self._disclosed_to(self._tenant(tenant), chunk, time.time())
 
     def disclosed_words(self, query: Query) -> int:
@@ -333,7 +349,7 @@ class CrawlEvidence:
         return frozenset(self._client(query).topics)
 
     def exposed_chunks(self, query: Query) -> frozenset[str]:
-        """Returns the chunks disclosed to the client above the allowed share."""
+        """Returns the names of the chunks disclosed to the client above the allowed share."""
         return frozenset(self._client(query).exposed)
 
     def record_shown(self, query: Query, chunks: Sequence[str], topics: Sequence[int] = ()) -> None:
@@ -359,8 +375,8 @@ class CrawlEvidence:
         Args:
             query: The question.
             text: The text that was sent.
-            disclosed: Disclosed words of each chunk of the context, one bit each.
-            exposed: Chunks disclosed above the allowed share.
+            disclosed: Disclosed words of each chunk of the context, one bit each, by ``text_name``.
+            exposed: Names of the chunks disclosed above the allowed share.
             limit_reached: Whether the answer reached the limit.
             shortened: Whether the answer was cut; in observe mode, whether it would have been.
         """
@@ -386,7 +402,7 @@ class CrawlEvidence:
 
         Args:
             query: The question.
-            disclosed: Words of each chunk that the client was given, one bit each.
+            disclosed: Words of each chunk that the client was given, one bit each, by ``text_name``.
             shortened: Whether a text was shortened or left out.
         """
         with self._lock:

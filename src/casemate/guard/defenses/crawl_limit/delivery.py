@@ -6,7 +6,7 @@ from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from casemate.guard.client_state.crawl_evidence import CrawlEvidence
+from casemate.guard.client_state.crawl_evidence import CrawlEvidence, text_name
 from casemate.text.disclosure import pieces_with_words
 from casemate.types import Document, Query
 
@@ -20,7 +20,7 @@ class Delivery:
         free: Words that may be newly disclosed: to the client (``budget``), and to its tenant (``tenant_budget``).
 
     Attributes:
-        disclosed: Words of each chunk that the client is given, one bit each.
+        disclosed: Words of each chunk that the client is given, one bit each, by ``text_name``.
         shortened: Whether a text was shortened or left out because a budget ends.
     """
 
@@ -39,14 +39,15 @@ class Delivery:
             The document with as much of the parts as the budgets allow; None: nothing.
         """
         pieces, ends, words = _read(document, parts)
-        most = bisect(ends, False, key=lambda end: not self._fits(document.id, words & ((1 << end) - 1)))
+        name = text_name(document)
+        most = bisect(ends, False, key=lambda end: not self._fits(name, words & ((1 << end) - 1)))
         self.shortened |= most < len(ends)
         if not parts or most < min(2, len(ends)):  # at most the title
             return None
         given = words & ((1 << ends[most - 1]) - 1)
-        for name, new in self._new(document.id, given).items():
-            self._free[name] -= new
-        self.disclosed[document.id] = self.disclosed.get(document.id, 0) | given
+        for budget, new in self._new(name, given).items():
+            self._free[budget] -= new
+        self.disclosed[name] = self.disclosed.get(name, 0) | given
         return replace(document, text="".join(pieces[:most]))
 
     def _fits(self, chunk: str, words: int) -> bool:

@@ -11,7 +11,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from casemate.guard.audience import ReleasedDocument
-from casemate.guard.client_state.crawl_evidence import CLEAR
+from casemate.guard.client_state.crawl_evidence import CLEAR, text_name
 from casemate.guard.client_state.withheld_documents import key_of
 from casemate.guard.verdict_log import append
 from casemate.text.disclosure import PIECE_END, DisclosureCounter
@@ -46,7 +46,7 @@ class UnfinishedAnswers:
         """Adds an answer that begins."""
         with self._lock:
             self._by_client.setdefault(key_of(meter.query.tenant, meter.query.client), []).append(meter)
-            for chunk in meter.ids:
+            for chunk in meter.names:
                 sharing = self._by_chunk.setdefault((meter.query.tenant, chunk), [])
                 _recheck(sharing)
                 sharing.append(meter)
@@ -55,7 +55,7 @@ class UnfinishedAnswers:
         """Removes an answer that is recorded, if it is there."""
         with self._lock:
             _remove(self._by_client, key_of(meter.query.tenant, meter.query.client), meter)
-            for chunk in meter.ids:
+            for chunk in meter.names:
                 _recheck(_remove(self._by_chunk, (meter.query.tenant, chunk), meter))
 
     def disclosing(self, meter: DisclosureMeter, whole_tenant: bool) -> tuple[list[int], bool]:
@@ -72,7 +72,7 @@ class UnfinishedAnswers:
                     for m in self._by_chunk.get((tenant, chunk), ())
                     if m is not meter and (whole_tenant or m.query.client == client)
                 ]
-                for chunk in meter.ids
+                for chunk in meter.names
             ]
         return [reduce(or_, masks, 0) for masks in others], any(others)
 
@@ -102,6 +102,7 @@ class DisclosureMeter:
     """Measures what one answer discloses, and cuts it at the limits.
 
     Attributes:
+        names: The ``text_name`` of each chunk of the context.
         limit_reached: Whether the answer discloses more than any client may be given. The answer to a suspected client
             is cut earlier, but read on until this is known. Otherwise the limit event, which is evidence, would be
             likelier for suspected clients.
@@ -118,7 +119,7 @@ class DisclosureMeter:
         enforced: bool = True,
     ) -> None:
         context = [d for d in context if not isinstance(d, ReleasedDocument)]
-        self.limit, self.query, self.ids, self.limit_reached = limit, query, [d.id for d in context], False
+        self.limit, self.query, self.names, self.limit_reached = limit, query, list(map(text_name, context)), False
         self.texts, self.unseen = [d.content for d in context], unseen
         self.counter = DisclosureCounter(self.texts, query.text, unseen)
         self.clear = limit.evidence.level(query) is CLEAR
@@ -126,8 +127,8 @@ class DisclosureMeter:
         self.most_words = limit.quote_words or max(QUOTE_WORDS, QUOTE_SHARE * sum(self.counter.lengths))
         self.incomplete, self.waiting, self.sent = "", list[str](), list[str]()
         self.cut_by, self.reserved, self.enforced = "", 0, enforced
-        self.disclosing, self.exposed = dict.fromkeys(self.ids, 0), frozenset[str]()
-        self._hidden = [0] * len(self.ids)
+        self.disclosing, self.exposed = dict.fromkeys(self.names, 0), frozenset[str]()
+        self._hidden = [0] * len(self.names)
         self._checked_to = self._reserved_to = -1.0
         self._read_evidence()
         limit.unfinished.add(self)
@@ -140,8 +141,8 @@ class DisclosureMeter:
     def _read_evidence(self) -> None:
         """Reads what earlier answers disclosed, and what others that are not finished disclose so far."""
         evidence, query = self.limit.evidence, self.query
-        self.disclosed = [evidence.disclosed(query, i) for i in self.ids]
-        self.disclosed_to_tenant = [evidence.disclosed_to_tenant(query.tenant, i) for i in self.ids]
+        self.disclosed = [evidence.disclosed(query, i) for i in self.names]
+        self.disclosed_to_tenant = [evidence.disclosed_to_tenant(query.tenant, i) for i in self.names]
         colluding = evidence.is_colluding(query.tenant)
         self.before = self.disclosed_to_tenant if colluding else self.disclosed
         self.beside, self.stale = self.limit.unfinished.disclosing(self, colluding)
@@ -215,7 +216,7 @@ class DisclosureMeter:
             self.exposed = frozenset(exposed)
         most = self.most_words if self.cut or self.clear else min(self.most_words, self.limit.short_quote_words)
         self._checked_to = growth + max(0, math.floor(min(most - words, left)))
-        self.disclosing = dict(zip(self.ids, map(or_, self.counter.covered, self._hidden), strict=True))
+        self.disclosing = dict(zip(self.names, map(or_, self.counter.covered, self._hidden), strict=True))
 
     def _exceeded(self, words: int, exposed: Sequence[str]) -> str:
         """Returns the name of the limit that an answer with so many new words exceeds; empty if none.
@@ -259,7 +260,7 @@ class DisclosureMeter:
         not disclosed to the tenant, chunk by chunk.
         """
         left, counter = self.counter.unreadable_words, self.counter
-        hidden = [0] * len(self.ids)
+        hidden = [0] * len(self.names)
         if not left:
             return hidden
         parts = zip(counter.covered, self.disclosed, counter.lengths, strict=True)
@@ -281,7 +282,7 @@ class DisclosureMeter:
             These chunks, and the number of further words that may be disclosed until there is another one.
         """
         counter, share, exposed, least = self.counter, self.limit.exposure, list[str](), math.inf
-        parts = zip(self.ids, new, self.before, self.beside, counter.lengths, counter.own, strict=True)
+        parts = zip(self.names, new, self.before, self.beside, counter.lengths, counter.own, strict=True)
         for i, bits, before, beside, n, own in parts:
             disclosed = bits | before | beside
             left = share * n - disclosed.bit_count()
@@ -303,11 +304,11 @@ class DisclosureMeter:
                 self.counter = DisclosureCounter(self.texts, self.query.text, self.unseen)
                 self.counter.read(text)
             self._read_evidence()
-            self.beside = [0] * len(self.ids)  # others are compared with this one when they are recorded
+            self.beside = [0] * len(self.names)  # others are compared with this one when they are recorded
             self._hidden = self._find_hidden()
             covered = self.counter.covered
             new = self._new(covered, self.disclosed)
-            disclosed = {i: bits | added for i, bits, added in zip(self.ids, covered, new, strict=True)}
+            disclosed = {i: bits | added for i, bits, added in zip(self.names, covered, new, strict=True)}
             exposed, _ = self._exposed(self._credited())
             self.limit.evidence.record_answer(self.query, text, disclosed, exposed, self.limit_reached, self.cut)
             if self.cut:  # for the operator; the event above is what is kept
