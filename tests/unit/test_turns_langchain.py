@@ -16,6 +16,7 @@ from langchain_core.tools.retriever import create_retriever_tool
 from casemate.errors import ConfigError
 from casemate.guard.turn import turn
 from casemate.integrations.langchain import GuardedFusion, guarded, unguarded_legs
+from casemate.types import Query
 from tests.unit import test_integrations_langchain as wrappers
 from tests.unit.test_integrations_langchain import HARMLESS, ByWord, Listener, Model, filled, ids, text_of
 from tests.wrapped import config, mirabel
@@ -175,6 +176,29 @@ def test_parents_of_withheld_passages_are_withheld(store):
     found = guarded(bare).invoke(text_of("d4"))
     assert not any(d.metadata["of"] == "d4" for d in found)
     assert guarded(Parents(retriever=leg, docstore={})).invoke(HARMLESS)
+
+
+class Whole(Parents):
+    """Returns a long record for each passage."""
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        found = [d.id for d in self.retriever.invoke(query)]
+        return [Document(" ".join(f"{name}x{i}" for i in range(50))) for name in found]
+
+
+@pytest.mark.parametrize("asked", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("around", [lambda leg: leg, lambda leg: Ensemble(retrievers=[leg])], ids=["alone", "ensemble"])
+def test_parents_of_passages_are_charged_to_the_budget_instead_of_these(asked, around):
+    children = guarded(filled(), config=config(defenses=[{"use": "crawl_limit", "budget": 200}]), fit=False)
+    retriever = guarded(around(Whole(retriever=children.as_retriever(search_kwargs={"k": 2}), docstore={})))
+    words = set()
+    for number in range(0, RECORDS, 2):
+        found = getattr(retriever, asked)(f"only{number}")
+        found = asyncio.run(found) if asked == "ainvoke" else found
+        words.update(word for d in found for word in d.page_content.split())
+    (limit,) = children.protection.guard.defenses
+    children.protection.close()
+    assert 150 <= len(words) <= limit.evidence.disclosed_words(Query("")) <= 200
 
 
 def test_what_no_guarded_leg_returned_is_dropped(store):

@@ -136,5 +136,23 @@ class GuardedQuery:
     found: dict[str, FrameworkDocument] = field(default_factory=dict)
 
 
+_COMPOSING: ContextVar[bool] = ContextVar("casemate_composing", default=False)
+
+
+@contextmanager
+def composing() -> Iterator[None]:
+    """Lets retrievals in the block return candidates: the caller hands over other texts, and delivers these."""
+    token = _COMPOSING.set(True)
+    try:
+        yield
+    finally:
+        _COMPOSING.reset(token)
+
+
+def is_composing() -> bool:
+    """Whether the present code is in a ``composing`` block."""
+    return _COMPOSING.get()
+
+
 CURRENT_QUERY: ContextVar[GuardedQuery | None] = ContextVar("casemate_asked", default=None)
 """The question that is being processed; None outside of one."""

@@ -14,11 +14,11 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self, overload
 
 from casemate.errors import ConfigError, needs
-from casemate.guard.turn import SourceKey, Turn, collect_sources, turn
+from casemate.guard.turn import SourceKey, Turn, collect_sources, text_digest, turn
 from casemate.integrations.adapters import FrameworkEmbedder
 from casemate.integrations.guarded_query import (
     ClientIdentity,
@@ -27,8 +27,9 @@ from casemate.integrations.guarded_query import (
     GuardedQuery,
     client_context,
     client_identity,
+    composing,
 )
-from casemate.integrations.langchain_legs import has_legs, unguarded_legs, with_guarded_legs
+from casemate.integrations.langchain_legs import has_legs, legs_of, unguarded_legs, with_guarded_legs
 from casemate.integrations.langchain_stores import (
     LangChainCollection,
     Source,
@@ -324,22 +325,38 @@ class JudgedRetriever(_GuardedRetriever):
 class GuardedFusion(_GuardedRetriever):
     """A retriever that combines guarded ones, as one turn: no query brings back what another one withholds.
 
-    Created by ``guarded``. Documents that no guarded leg returned are dropped.
+    Created by ``guarded``. Documents that no guarded leg returned are dropped. Of parents of passages, the client is
+    charged the parents.
     """
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
+        parents_of = self._returns_parents_of
         with turn(query) as current, collect_sources() as sources:
-            found = self.retriever.invoke(query, {"callbacks": []}, **kwargs)
-            return self._allowed(current, found, sources)
+            with composing() if parents_of else nullcontext():
+                found = self.retriever.invoke(query, {"callbacks": []}, **kwargs)
+            kept = self._allowed(current, found, sources)
+        for protection in parents_of:
+            kept = [to_langchain(row) for row in protection.deliver(*_composed(query, kept))]
+        return kept
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
+        parents_of = self._returns_parents_of
         with turn(query) as current, collect_sources() as sources:
-            found = await self.retriever.ainvoke(query, {"callbacks": []}, **kwargs)
-            return self._allowed(current, found, sources)
+            with composing() if parents_of else nullcontext():
+                found = await self.retriever.ainvoke(query, {"callbacks": []}, **kwargs)
+            kept = self._allowed(current, found, sources)
+        for protection in parents_of:
+            kept = [to_langchain(row) for row in await protection.adeliver(*_composed(query, kept))]
+        return kept
+
+    @property
+    def _returns_parents_of(self) -> list[Protection]:
+        """The guards of the passages whose parents it returns; empty: it returns none."""
+        return list(_protections(self.retriever).values()) if hasattr(self.retriever, "docstore") else []
 
     def _allowed(self, current: Turn, found: list[Document], sources: set[SourceKey]) -> list[Document]:
         composes = any(hasattr(self.retriever, name) for name in COMPOSE)
@@ -422,6 +439,25 @@ def _fused(inner: BaseRetriever, store: GuardedVectorStore | None = None) -> Bas
             "vector store with its documents"
         )
     return made
+
+
+def _protections(part: Any) -> dict[int, Protection]:
+    """The guards of all legs of a part."""
+    found: dict[int, Protection] = {}
+    for leg in legs_of(part):
+        if isinstance(leg, GuardedFusion):
+            found |= _protections(leg.retriever)
+            continue
+        store = leg.store if isinstance(leg, JudgedRetriever) else getattr(leg, "vectorstore", leg)
+        if isinstance(store, GuardedVectorStore):
+            found[id(store.protection)] = store.protection
+    return found
+
+
+def _composed(query: str, documents: Sequence[Document]) -> tuple[GuardedQuery, list[FrameworkDocument]]:
+    """The arguments of ``Protection.deliver`` for documents that are not in the store. Each is named by its text."""
+    rows = [FrameworkDocument(text_digest(d.page_content).hex(), d.page_content, native=d) for d in documents]
+    return GuardedQuery(query, None, len(rows), _identity({})), rows
 
 
 def _on(store: GuardedVectorStore, retriever: VectorStoreRetriever) -> GuardedVectorStoreRetriever:

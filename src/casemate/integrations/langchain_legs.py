@@ -33,9 +33,14 @@ def unguarded_legs(part: Any) -> list[str]:
     return [f"{path}: {_type(leg)}" for path, leg in reversed(legs.values()) if not _is_guarded(leg)]
 
 
+def legs_of(part: Any) -> list[Any]:
+    """Returns the retrievers and stores of a part that have no further legs, guarded ones as they are."""
+    return [leg for _, leg in _legs(part, "", set())]
+
+
 def has_legs(retriever: BaseRetriever) -> bool:
     """Whether a retriever combines others."""
-    return any(leg is not retriever for _, leg in _legs(retriever, "", set()))
+    return any(leg is not retriever for leg in legs_of(retriever))
 
 
 def with_guarded_legs(part: Any, leaf: Replace, fusion: Replace) -> Any:

@@ -35,6 +35,7 @@ from casemate.integrations.guarded_query import (
     FrameworkDocument,
     Guarded,
     GuardedQuery,
+    is_composing,
 )
 from casemate.integrations.text_lookup import TextLookup
 from casemate.maths.moments import given_first
@@ -301,7 +302,7 @@ class Protection:
     async def _retrieved(self, asked: GuardedQuery) -> list[FrameworkDocument]:
         query = _query_of(asked)
         found = await self._found(asked, query)
-        return found if asked.candidates else await self._delivered(query, found)
+        return found if asked.candidates or is_composing() else await self._delivered(query, found)
 
     def deliver(self, asked: GuardedQuery, rows: Sequence[FrameworkDocument]) -> list[FrameworkDocument]:
         """Returns documents as a client may have them, if they are chosen otherwise than by ``retrieve``."""
