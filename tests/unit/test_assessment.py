@@ -241,7 +241,7 @@ def test_the_terminal_says_before_the_figures_that_the_guard_is_not_calibrated(t
     with pytest.raises(SystemExit, match="0"):
         main()
     printed = capsys.readouterr().out
-    assert "14 documents; a calibration needs at least 20" in printed
+    assert "too few sources (14; a calibration needs at least 20)" in printed
     assert printed.index("mirabel withheld no document") < printed.index("Guard off -> guard on")
 
 

@@ -281,7 +281,7 @@ def nothing(found: Calibration) -> bool:
 def test_too_few_documents_give_an_empty_calibration_with_a_reason(system, count, tmp_path):
     found = fit(system(corpus(count, chunks=3)))
     assert nothing(found)
-    assert found.source == f"{count} documents; a calibration needs at least {MIN_DOCUMENTS}"
+    assert found.source == f"too few sources ({count}; a calibration needs at least {MIN_DOCUMENTS})"
     calibration.write_calibration(tmp_path / "c.json", "default", found)
     assert calibration.read_calibrations(tmp_path / "c.json")["default"] == found
 

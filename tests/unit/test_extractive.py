@@ -31,6 +31,20 @@ def test_quotes_the_matching_sentence_with_its_source():
     ]
 
 
+@pytest.mark.parametrize(
+    "written, quoted",
+    [
+        (
+            "The port is set by `gateway.port_of_api` in the file.",
+            "The port is set by gateway.port_of_api in the file. [1]",
+        ),
+        ("The port is _always_ set by __one__ file.", "The port is always set by one file. [1]"),
+    ],
+)
+def test_emphasis_is_removed_and_a_name_with_underscores_is_kept(written, quoted):
+    assert answer("Which file sets the port?", Document("a", written)).splitlines()[0] == quoted
+
+
 def test_numbers_quoted_sources_only():
     assert "[1] parking.md" in answer("What does parking cost per hour?", PHARMACY, PARKING)
 

@@ -88,12 +88,17 @@ def test_small_corpus_has_no_decision(n):
     value, verdict, _ = act(Mirabel(mode="paper"), small)
     assert value == small
     assert (verdict.flagged, verdict.threshold) == (False, None)
-    assert verdict.evidence["undecided"] == f"{n} documents; a decision needs at least 30"
+    assert verdict.evidence["undecided"] == f"too few chunks ({n}; a decision needs at least 30)"
+
+
+def test_a_search_that_found_nothing_in_a_large_corpus_does_not_blame_its_size():
+    verdict = act(Mirabel(mode="paper"), Retrieval((), SimilarityStats(100, 0.1, 0.05))).verdict
+    assert verdict.evidence["undecided"] == "no chunk was found"
 
 
 def test_empty_corpus_has_no_decision():
     empty = Retrieval((), SimilarityStats(0, 0, 0))
-    assert act(Mirabel(mode="paper"), empty).verdict.evidence["undecided"].startswith("0 documents")
+    assert act(Mirabel(mode="paper"), empty).verdict.evidence["undecided"].startswith("too few chunks (0;")
 
 
 def test_rounding_among_equal_documents_is_not_flagged():

@@ -274,8 +274,16 @@ def test_the_command(tmp_path: Path) -> None:
     found = CliRunner().invoke(cli, ["redteam", "replay", str(file)])
     assert found.exit_code == 0, found.output
     assert "model: [b]m" in found.output
-    for cell in ("direct", "script", "1.00 [1.00, 1.00]", "0.75", "50 %"):
+    for cell in ("direct, script", "1.00 [1.00, 1.00]", ".75", "50 %"):
         assert cell in found.output
     found = CliRunner().invoke(cli, ["redteam", "replay", str(file), "--json"])
     data = json.loads(found.output)
     assert data["about"] == {"model": "[b]m"} and data["attacks"][0]["withheld"] == 0.5
+
+
+def test_the_table_breaks_no_name_on_eighty_columns(tmp_path: Path) -> None:
+    rows = trials(attack="interrogation", author="model:natural_title", key={"truth": ["yes"]})
+    found = CliRunner().invoke(cli, ["redteam", "replay", str(write(tmp_path / "set", rows))], env={"COLUMNS": "80"})
+    assert found.exit_code == 0, found.output
+    for name in ("interrogation", "model:natural_title"):
+        assert name in found.output

@@ -192,7 +192,7 @@ def drill_command(
     with opened_monitor(config, tenant) as monitor, bar() as progress:
         task = progress.add_task("planting, asking, removing", total=2 * count * len(DRILL_ATTACKS))
         found = asyncio.run(run_drill(monitor, count, lambda n: progress.advance(task, n)))
-    missed = [d for d in found if d.watched and d.false_guarded and not d.detected_by]
+    missed = any(not d.detected_by for d in _false_answers(found))
     print_json([asdict(d) for d in found]) if as_json else _show_drill(found)
     raise typer.Exit(Code.FAILED if missed else Code.OK)
 
@@ -224,6 +224,11 @@ def _show_suggestion(found: CanarySuggestion, file: Path, wanted: int) -> None:
         out.print(shown(f"other drafts were dropped, {len(found.dropped)} in all, mostly: {listed}"), soft_wrap=True)
 
 
+def _false_answers(found: Sequence[DrillResult]) -> list[DrillResult]:
+    """False answers to questions that a canary asks."""
+    return [d for d in found if d.watched and d.false_guarded]
+
+
 def _show_drill(found: Sequence[DrillResult]) -> None:
     """One line per attack on questions with a canary, and one on others."""
     columns = ("canary", "off", "on", "gate", "detected", "restored")
@@ -240,6 +245,10 @@ def _show_drill(found: Sequence[DrillResult]) -> None:
     out.print("off, on: false answers without and with the guard; gate: documents quarantined", soft_wrap=True)
     if any(d.quarantined is None for d in found):
         out.print(f"no gate: screening needs an index of at least {MIN_DOCUMENTS} chunks", soft_wrap=True)
+    if false := _false_answers(found):
+        missed = sum(not d.detected_by for d in false)
+        code = " (exit code 1)" if missed else ""
+        out.print(f"canaries missed {missed} of {len(false)} false answers to their questions{code}", soft_wrap=True)
     slowest = max(d.seconds for d in found)
     out.print(f"a run of the canaries took up to {slowest:.1f} s; before the next run, only the gate can detect poison")
 

@@ -69,18 +69,22 @@ def print_replay(recorded: RecordedSet, results: Sequence[ReplayResult], out: Co
     for result in scrub(list(results)):
         auc = [_auc(result, target) for target in columns]
         share = "not recorded" if result.withheld is None else percent(result.withheld)
-        rows.append((escape(result.attack), escape(result.author) or "not recorded", *auc, share))
-    headings = ("attack", "questions by", *columns.values(), "withheld")
-    out.print(_table("Recorded trials: AUC [95 %]; 0.5 is chance", headings, rows))
+        rows.append((escape(_recorded_attack(result)), *auc, share))
+    headings = ("attack, questions by", *columns.values(), "withheld")
+    out.print(_table("Recorded trials: AUC [95 %]; .5 is chance", headings, rows))
     for result in scrub(list(results)):
-        name = f"{result.attack}, {result.author}" if result.author else result.attack
+        name = _recorded_attack(result)
         for target, why in result.missing.items():
             out.print(escape(f"too few trials of {name} ({REPLAY_COLUMNS[target]}): {why}"), soft_wrap=True)
 
 
+def _recorded_attack(result: ReplayResult) -> str:
+    return f"{result.attack}, {result.author}" if result.author else result.attack
+
+
 def _auc(result: ReplayResult, target: str) -> str:
     metrics = result.targets.get(target)
-    return _rate(metrics.auc) if metrics else "too few trials" if target in result.missing else "not recorded"
+    return measured(metrics.auc) if metrics else "too few trials" if target in result.missing else "not recorded"
 
 
 def _target(result: CampaignResult) -> str:

@@ -34,7 +34,8 @@ from casemate.text.sentences import sentences
 from casemate.text.tokens import content_words
 from casemate.types import UNKNOWN, Document, Float64, Prompt
 
-MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
+MARKUP = re.compile(r"^[\s#>*+•|-]+|[*`|]+|(?<!\w)_++|(?<!_)_++(?!\w)")
+"""Markup of Markdown. An underscore between letters or digits is part of a name, such as ``tls_cert``."""
 MAX_SENTENCES = 64  # sentences of the context that are considered, best document first: bounds the time of an answer
 COMPARED = 6
 """Sentences whose vectors are compared with the question's, those that the words rank first: 4 to 6 ms each."""

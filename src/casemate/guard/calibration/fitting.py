@@ -38,7 +38,7 @@ from casemate.types import DEFAULT_TENANT, Document, Query, Retrieval, Vector
 RATES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 """False-alarm rates at which recall is reported."""
 MIN_DOCUMENTS = 20
-"""Documents below which nothing is learned."""
+"""Sources (files, or lines of jsonl) below which nothing is learned."""
 MIN_LOG = 200
 """Logged questions from which on half of them fits the weights; with fewer, synthetic questions do."""
 SYNTHETIC_QUESTIONS = 800
@@ -124,7 +124,7 @@ async def calibrate(
 ) -> Calibration:
     """Fits and validates a calibration on the documents of one tenant.
 
-    With fewer than ``MIN_DOCUMENTS`` documents, or if no question retrieves anything, the calibration flags nothing and
+    With fewer than ``MIN_DOCUMENTS`` sources, or if no question retrieves anything, the calibration flags nothing and
     its ``source`` gives the reason.
 
     Args:
@@ -138,7 +138,7 @@ async def calibrate(
     fitter = _Fitter(defense, rag, settings)
     documents = await asyncio.to_thread(whole_documents, rag.index, settings.tenant, settings.documents, settings.seed)
     if len(documents) < MIN_DOCUMENTS:
-        return fitter.empty(f"{len(documents)} documents; a calibration needs at least {MIN_DOCUMENTS}")
+        return fitter.empty(f"too few sources ({len(documents)}; a calibration needs at least {MIN_DOCUMENTS})")
     fitter.labels = question_labels(d.content for d in documents)
     synthetic = fitter.synthetic_questions(documents, stored := [] if log else await fitter.stored_questions())
     harmless = (logged := fitter.drawn(log)) or synthetic

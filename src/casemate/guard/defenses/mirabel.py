@@ -427,12 +427,12 @@ class _Part:
 
 
 def _undecided(retrieval: Retrieval, least: int) -> Verdict | None:
-    """Returns the verdict for too few documents."""
+    """Returns the verdict for too few chunks, or for a search that found none."""
     n = retrieval.similarity_stats.n
     if n >= least and retrieval.hits:
         return None
     score = retrieval.hits[0].score if retrieval.hits else 0.0
-    why = f"{n} documents; a decision needs at least {least}"
+    why = f"too few chunks ({n}; a decision needs at least {least})" if n < least else "no chunk was found"
     return Verdict("mirabel", False, Action.NONE, score, None, evidence={"undecided": why})
 
 
