@@ -173,6 +173,13 @@ def test_from_most_of_the_budget_on_the_nearest_sentences_are_given_and_charged(
     )  # the same words as in an answer; the title
 
 
+def test_a_document_without_a_sentence_near_the_question_is_not_left_out_by_a_budget():
+    evidence, query = CrawlEvidence(0.01, 0, 3600.0, None), Query("bridge", "ann")
+    delivery = Delivery(evidence, query, {"budget": 0})
+    assert delivery.add(chunk(1), []) is None and not delivery.shortened
+    assert delivery.add(chunk(1), [chunk(1).text]) is None and delivery.shortened
+
+
 def test_an_answer_from_fetched_texts_is_free_and_a_retrieval_for_an_answer_costs_nothing():
     limit, documents, query = only_budget(budget=1000), [chunk(1), chunk(2)], Query("W1x0x0", "ann")
     retrieval = Retrieval(tuple(Hit(d, 0.5) for d in documents), STATS, exhausted=True)

@@ -65,7 +65,7 @@ def test_held_out_disguises_are_decoded_as_often_as_the_others():
 
 
 def try_all_decoders(monkeypatch):
-    monkeypatch.setattr(disguises._Sketch, "passes", lambda sketch, text: True)
+    monkeypatch.setattr(disguises._Prefilter, "passes", lambda sketch, text: True)
     monkeypatch.setattr(disguises, "_has_doubled", lambda letters: True)
     monkeypatch.setattr(disguises, "_may_be_special", lambda text: True)
 

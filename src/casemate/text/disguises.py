@@ -118,7 +118,7 @@ _NOT_PRINTABLE = bytes(c for c in range(256) if not 32 <= c < 127 and c not in b
 _VOWELS = str.maketrans("", "", "aeiou")
 
 
-class _Sketch(NamedTuple):
+class _Prefilter(NamedTuple):
     """A cheap test of texts, before a slow expression searches them. What the expression finds passes.
 
     Attributes:
@@ -132,7 +132,7 @@ class _Sketch(NamedTuple):
     sought: bytes
 
     @classmethod
-    def of(cls, sought: str, classes: Mapping[str, str], ignored: str = "") -> _Sketch:
+    def of(cls, sought: str, classes: Mapping[str, str], ignored: str = "") -> _Prefilter:
         """A test; characters that are in no class become spaces."""
         table = {c: sign for sign, members in classes.items() for c in members}
         codes = "".join(table.get(chr(c), " ") for c in range(128)).ljust(256)
@@ -151,13 +151,13 @@ def _all_but(characters: str) -> str:
     return "".join(c for c in _ASCII if c not in characters)
 
 
-_MAY_BE_SPACED = _Sketch.of(" a a ", {"a": "".join(c for c in _ASCII if not c.isspace())})
-_MAY_BE_NUMBERS = _Sketch.of(6 * "0", {"0": string.digits}, _all_but(f"{_ALPHANUMERIC}_"))
-_MAY_BE_MORSE = _Sketch.of(6 * ".", {".": ".-_"}, " /|")
-_MAY_BE_BASE32 = _Sketch.of(13 * "a", {"a": f"{string.ascii_letters}234567"})
-_MAY_BE_HEX = _Sketch.of(24 * "0", {"0": string.hexdigits}, _all_but(_ALPHANUMERIC))
-_MAY_BE_BITS = _Sketch.of(32 * "0", {"0": "01"}, _all_but(f"01{_LETTERS}"))
-_MAY_BE_OCTAL = _Sketch.of(18 * "0", {"0": string.digits}, _all_but(f"{string.digits}{_LETTERS}"))
+_MAY_BE_SPACED = _Prefilter.of(" a a ", {"a": "".join(c for c in _ASCII if not c.isspace())})
+_MAY_BE_NUMBERS = _Prefilter.of(6 * "0", {"0": string.digits}, _all_but(f"{_ALPHANUMERIC}_"))
+_MAY_BE_MORSE = _Prefilter.of(6 * ".", {".": ".-_"}, " /|")
+_MAY_BE_BASE32 = _Prefilter.of(13 * "a", {"a": f"{string.ascii_letters}234567"})
+_MAY_BE_HEX = _Prefilter.of(24 * "0", {"0": string.hexdigits}, _all_but(_ALPHANUMERIC))
+_MAY_BE_BITS = _Prefilter.of(32 * "0", {"0": "01"}, _all_but(f"01{_LETTERS}"))
+_MAY_BE_OCTAL = _Prefilter.of(18 * "0", {"0": string.digits}, _all_but(f"{string.digits}{_LETTERS}"))
 
 
 class Decoding(NamedTuple):

@@ -107,7 +107,7 @@ def _clusters(run: str) -> tuple[Cluster, ...]:
 
 
 clusters = FunctionCache(_clusters, 1 << 10).__getitem__
-"""Divides a run of letters into ``Cluster``s. Hiragana are function words if a whole run consists of particles. Kept.
+"""Divides a run of letters into ``Cluster``s. Hiragana are function words if a whole run consists of particles. Cached.
 
 >>> [cluster.text for cluster in clusters("橋は1,200円でスタート")]
 ['橋', 'は', '1,200', '円', 'で', 'スタート']
@@ -122,9 +122,9 @@ def text_parts(run: str) -> frozenset[str]:
     >>> sorted(text_parts("北桥3元"))
     ['3', '3元', '元', '北', '北桥', '桥', '桥3']
     """
-    found = [cluster.text for cluster in clusters(run)]
-    single = {c.text for c in clusters(run) if c.whole or _IDEOGRAPH.match(c.text)}
-    return frozenset(single.union(map(str.__add__, found, found[1:])))
+    found = clusters(run)
+    single = {c.text for c in found if c.whole or _IDEOGRAPH.match(c.text)}
+    return frozenset(single.union(a.text + b.text for a, b in zip(found, found[1:], strict=False)))
 
 
 def asked_parts(run: str) -> frozenset[str]:
@@ -136,15 +136,16 @@ def asked_parts(run: str) -> frozenset[str]:
     >>> sorted(asked_parts("北桥是什么时候开放的"))
     ['北桥', '开放']
     """
-    found = [cluster for cluster in (Cluster("", True, False), *clusters(run), Cluster("", True, False))]
+    end = Cluster("", True, False)
+    found = [end, *clusters(run), end]
     parts = set[str]()
     for before, cluster, after in zip(found, found[1:], found[2:], strict=False):
         ideograph = _IDEOGRAPH.match(cluster.text) is not None
         if cluster.function:
             continue
         if after.function:
-            alone = before.function and (ideograph or cluster.whole)
-            parts.update([cluster.text] if alone else [])
+            if before.function and (ideograph or cluster.whole):
+                parts.add(cluster.text)
         elif ideograph and _HIRAGANA.match(after.text):
             parts.add(cluster.text)
         else:

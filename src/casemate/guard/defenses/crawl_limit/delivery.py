@@ -38,11 +38,13 @@ class Delivery:
         Returns:
             The document with as much of the parts as the budgets allow; None: nothing.
         """
+        if not parts:
+            return None
         pieces, ends, words = _read(document, parts)
         name = text_name(document)
         most = bisect(ends, False, key=lambda end: not self._fits(name, words & ((1 << end) - 1)))
         self.shortened |= most < len(ends)
-        if not parts or most < min(2, len(ends)):  # at most the title
+        if most < min(2, len(ends)):  # at most the title
             return None
         given = words & ((1 << ends[most - 1]) - 1)
         for budget, new in self._new(name, given).items():

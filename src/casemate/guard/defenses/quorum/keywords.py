@@ -43,7 +43,7 @@ MIN_COVERAGE = 0.5
 """Share of the question's words that a unit must contain to be heard. Below, it abstains. With a smaller share, more
 questions are answered, and more answers depend on a single unit."""
 SPACELESS_COVERAGE = 2 / 3
-"""The same in scripts without spaces, where names have no mark. With half, units about other names are heard
+"""The same in scripts without spaces, where names have no mark. With half, units about other names do not abstain
 (``benchmarks/unspaced.py``)."""
 NAME_WEIGHT = 3
 """Weight of a name or number in that share: a unit about another bridge shares all words but the name."""
@@ -274,11 +274,9 @@ class _Word(NamedTuple):
 
 def _word(written: str) -> _Word:
     lower = written.lower()
-    stems, function = frozenset((stem(lower),)), lower in FUNCTION_WORDS
-    if is_spaceless(lower):
-        stems = text_parts(lower)
+    stems = text_parts(lower) if is_spaceless(lower) else frozenset((stem(lower),))
     named = written[0].isdigit() or any(c.isupper() for c in written[1:])
-    return _Word(written, lower, lemma(written), stems, written[0].isupper(), function, named)
+    return _Word(written, lower, lemma(written), stems, written[0].isupper(), lower in FUNCTION_WORDS, named)
 
 
 def _counted_stems(written: str) -> frozenset[str]:
