@@ -131,7 +131,7 @@ def asked_parts(run: str) -> frozenset[str]:
     """Returns what a run of letters of a question asks about: pairs of neighboring clusters without function words.
 
     A cluster between function words counts alone if it is an ideograph, a number, or a word by itself. An ideograph
-    before hiragana does, too: these are the ending of a verb.
+    before other hiragana than function words does, too: these are the ending of a verb.
 
     >>> sorted(asked_parts("北桥是什么时候开放的"))
     ['北桥', '开放']
