@@ -168,7 +168,7 @@ def test_the_report_recognizes_the_source_of_the_questions(log, part, rag):
 
 def test_the_report_explains_a_calibration_of_too_few_documents(rag):
     made = asyncio.run(calibrate(Mirabel(), rag, {}, (), CalibrationSettings(documents=5)))
-    assert "could not be fitted: 5 documents" in banner(render_html(made, 0.01))
+    assert "could not be fitted: too few sources (5;" in banner(render_html(made, 0.01))
 
 
 def test_without_a_threshold_the_report_says_that_nothing_is_withheld_and_why():
