@@ -140,7 +140,7 @@ def test_json_is_one_object_on_stdout(run, notes):
     verdict, crawl = answer["verdicts"]
     assert (verdict["defense"], verdict["threshold"]) == ("mirabel", None)
     assert (crawl["defense"], crawl["flagged"], crawl["enforced"]) == ("crawl_limit", False, False)
-    assert "3 documents" in verdict["evidence"]["undecided"]
+    assert "too few chunks (3;" in verdict["evidence"]["undecided"]
     assert json.loads(run("doctor", "--json").stdout)["ok"] is True
 
 
