@@ -42,27 +42,27 @@ class Delivery:
             return None
         pieces, ends, words = _read(document, parts)
         name = text_name(document)
-        most = bisect(ends, False, key=lambda end: not self._fits(name, words & ((1 << end) - 1)))
+        known = self._known(name)
+        most = bisect(ends, False, key=lambda end: not self._fits(words & ((1 << end) - 1), known))
         self.shortened |= most < len(ends)
         if most < min(2, len(ends)):  # at most the title
             return None
         given = words & ((1 << ends[most - 1]) - 1)
-        for budget, new in self._new(name, given).items():
-            self._free[budget] -= new
+        for budget, before in known.items():
+            self._free[budget] -= (given & ~before).bit_count()
         self.disclosed[name] = self.disclosed.get(name, 0) | given
         return replace(document, text="".join(pieces[:most]))
 
-    def _fits(self, chunk: str, words: int) -> bool:
-        return all(new <= self._free[name] for name, new in self._new(chunk, words).items())
-
-    def _new(self, chunk: str, words: int) -> dict[str, int]:
-        """The number of words that each budget is charged for some words of a chunk."""
-        before = {
-            "budget": self._evidence.disclosed(self._query, chunk),
-            "tenant_budget": self._evidence.disclosed_to_tenant(self._query.tenant, chunk),
-        }
+    def _known(self, chunk: str) -> dict[str, int]:
+        """For each budget, the words of a chunk that it is not charged for again, one bit each."""
         given = self.disclosed.get(chunk, 0)
-        return {name: (words & ~(before[name] | given)).bit_count() for name in self._free}
+        known = {"budget": given | self._evidence.disclosed(self._query, chunk)}
+        if "tenant_budget" in self._free:
+            known["tenant_budget"] = given | self._evidence.disclosed_to_tenant(self._query.tenant, chunk)
+        return known
+
+    def _fits(self, words: int, known: Mapping[str, int]) -> bool:
+        return all((words & ~before).bit_count() <= self._free[budget] for budget, before in known.items())
 
 
 def _read(document: Document, parts: Sequence[str]) -> tuple[list[str], list[int], int]:
