@@ -169,6 +169,9 @@ def test_units_are_connected_components():
 UNITS = st.lists(st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=5, unique=True), min_size=1, max_size=7)
 
 
+ASKED = "What is at the bridge?"
+
+
 def texts_of(units):
     """One sentence a unit; each unit has words of its own, so that no two are copies."""
     return [
@@ -182,7 +185,7 @@ def said_in(text):
 
 
 def no_rare_word_leaves(units, m):
-    text = answer(texts_of(units), question="What is at the bridge?", quorum=Quorum(support=m, jitter=1))
+    text = answer(texts_of(units), question=ASKED, quorum=Quorum(support=m, jitter=1))
     counts = Counter(chain.from_iterable(units))
     rare = {w for w in VOCABULARY if counts[w] < m} | {f"own{i}x{j}" for i in range(9) for j in range(12)}
     assert not said_in(text) & rare, text
@@ -214,7 +217,7 @@ def test_no_question_releases_a_rare_word(question, place):
 
 def poison_is_outvoted(units, kappa, m):
     clean, poison = texts_of(units), [f"The bridge zebra quartz plum{i}." for i in range(kappa)]
-    text = answer([*poison, *clean], question="What is at the bridge?", quorum=Quorum(support=m, jitter=1))
+    text = answer([*poison, *clean], question=ASKED, quorum=Quorum(support=m, jitter=1))
     assert not said_in(text) & {"zebra", "quartz"}
 
 
@@ -231,7 +234,7 @@ def test_m_poisoned_units_can():
 
 def duplicates_change_nothing(units, copies):
     texts = texts_of(units)
-    question = "What is at the bridge?"
+    question = ASKED
     doubled = [texts[i % len(texts)] for i in copies]
     assert answer([*texts, *doubled], question=question) == answer(texts, question=question)
 
@@ -248,9 +251,9 @@ def test_duplicates_would_count_without_the_grouping(monkeypatch):
         duplicates_change_nothing([["amber"]], [0])
 
 
-def only_pivotal_units_change_the_answer(units, m, jitter, composer):
-    question = AskedQuestion.of("What is at the bridge?")
-    said = [statements(question, best_sentences(question, t, "", 2), 8) for t in texts_of(units)]
+def only_pivotal_units_change_the_answer(asked, texts, m, jitter, composer):
+    question = AskedQuestion.of(asked)
+    said = [statements(question, best_sentences(question, t, "", 2), 8) for t in texts]
     thresholds = Thresholds(m, jitter, SECRET, "scope")
     whole = Release.of(said, thresholds)
     for i in range(len(said)):
@@ -264,7 +267,7 @@ def only_pivotal_units_change_the_answer(units, m, jitter, composer):
 @given(UNITS, st.integers(2, 3), st.integers(1, 3))
 @settings(max_examples=80, deadline=None)
 def test_a_unit_changes_the_answer_only_at_a_threshold(units, m, jitter):
-    only_pivotal_units_change_the_answer(units, m, jitter, lambda q, r: compose(q, r.levels))
+    only_pivotal_units_change_the_answer(ASKED, texts_of(units), m, jitter, lambda q, r: compose(q, r.levels))
 
 
 def test_an_answer_by_counts_would_change_without_a_threshold():
@@ -274,7 +277,7 @@ def test_an_answer_by_counts_would_change_without_a_threshold():
         return max(sorted(found.support), key=lambda item: found.support[item]), max(found.support.values())
 
     with pytest.raises(AssertionError):
-        only_pivotal_units_change_the_answer([["amber"]] * 7, 3, 1, by_counts)
+        only_pivotal_units_change_the_answer(ASKED, texts_of([["amber"]] * 7), 3, 1, by_counts)
 
 
 def test_the_composer_sees_released_statements_only():
@@ -287,14 +290,14 @@ def test_the_composer_sees_released_statements_only():
 @given(UNITS)
 @settings(max_examples=40, deadline=None)
 def test_the_order_of_units_does_not_matter(units):
-    question = "What is at the bridge?"
+    question = ASKED
     assert answer(texts_of(units), question=question) == answer(texts_of(units)[::-1], question=question)
 
 
 @given(UNITS, st.integers(1, 4))
 @settings(max_examples=40, deadline=None)
 def test_a_unit_states_at_most_l_words(units, most):
-    question = AskedQuestion.of("What is at the bridge?")
+    question = AskedQuestion.of(ASKED)
     for text in texts_of(units):
         said = statements(question, best_sentences(question, text, "", 2), most)
         assert len({item for item in said if isinstance(item, Word)}) <= most

@@ -13,7 +13,7 @@ from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
 from casemate.text.tokens import WORD
 from casemate.text.unspaced import Cluster, clusters, pieces, spans
 from casemate.types import UNKNOWN
-from tests.unit.test_quorum import SECRET, answer
+from tests.unit.test_quorum import answer, only_pivotal_units_change_the_answer
 
 QUESTIONS = {
     "Chinese": "青柳桥在哪里？",
@@ -77,27 +77,19 @@ def test_spans_that_are_joined_from_overlapping_ones_are_noticed(monkeypatch):
         every_phrase_stands_in_m_units("Chinese", units, 2)
 
 
-def only_pivotal_units_change_the_answer(script, units, m, jitter, composer):
-    question = AskedQuestion.of(QUESTIONS[script])
-    said = [statements(question, best_sentences(question, t, "", 2), 8) for t in texts_of(script, units)]
-    thresholds = Thresholds(m, jitter, SECRET, "scope")
-    whole = Release.of(said, thresholds)
-    for i in range(len(said)):
-        less = Release.of([*said[:i], *said[i + 1 :]], thresholds)
-        if composer(question, whole) != composer(question, less):
-            assert whole.certificate(compose(question, whole.levels).words)["altered"] == 1
-            assert [item for item in said[i] if whole.levels.get(item) != less.levels.get(item)]
-
-
 @given(SCRIPTS, UNITS, st.integers(2, 3), st.integers(1, 3))
 @settings(max_examples=80, deadline=None)
 def test_a_unit_changes_the_answer_only_at_a_threshold(script, units, m, jitter):
-    only_pivotal_units_change_the_answer(script, units, m, jitter, lambda q, r: compose(q, r.levels))
+    only_pivotal_units_change_the_answer(
+        QUESTIONS[script], texts_of(script, units), m, jitter, lambda q, r: compose(q, r.levels)
+    )
 
 
 def test_an_answer_by_counts_would_change_without_a_threshold():
     with pytest.raises(AssertionError):
-        only_pivotal_units_change_the_answer("Thai", [[0]] * 7, 3, 1, lambda q, r: max(r.support.values()))
+        only_pivotal_units_change_the_answer(
+            QUESTIONS["Thai"], texts_of("Thai", [[0]] * 7), 3, 1, lambda q, r: max(r.support.values())
+        )
 
 
 def test_the_certificate_counts_units_of_a_span():
