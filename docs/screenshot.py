@@ -1,7 +1,10 @@
-"""Makes docs/images/dashboard.png: the overview of a day at the fictional clinic, in a real browser.
+"""Makes the pictures of the documentation in a real browser. Needs Chromium.
 
-Everything on it was really run (tests/seeded_clinic.py), but for the times, which are stretched over a day. It needs
-Chromium, and takes some minutes, most of them for the red team. Run: python docs/screenshot.py [FOLDER]
+``python docs/screenshot.py [FOLDER]`` makes dashboard.png: the overview of a day at the fictional clinic. All events
+are real (tests/seeded_clinic.py); only their times are spread over a day. It takes some minutes, most of them for the
+red team.
+
+``python docs/screenshot.py casemate-demo/assessment.html`` makes assessment.png: the head of the report of the demo.
 """
 
 from __future__ import annotations
@@ -23,16 +26,16 @@ from tests.browser import Browser, chromium  # noqa: E402
 from tests.gateways import key, serving  # noqa: E402
 from tests.seeded_clinic import admin_key, live_through, settle  # noqa: E402
 
-PICTURE = ROOT / "docs/images/dashboard.png"
+IMAGES = ROOT / "docs/images"
 WIDTH, HEIGHT = 1366, 1000
+HEAD = 1280, 625
+"""Width and height of the head of the report, in pixels."""
 LARGEST = 300_000
 """Bytes."""
 
 
-def main(folder: Path) -> None:
+def dashboard(folder: Path) -> None:
     """Seeds, serves, logs in, and takes the picture."""
-    if chromium() is None:
-        sys.exit("there is no Chromium; install it, or set CHROMIUM to its path")
     settings = settle(folder)
     if not (folder / "events.db").exists() or not (folder / "redteam").exists():
         live_through(settings)
@@ -45,9 +48,21 @@ def main(folder: Path) -> None:
         browser.go(f"{url}/dashboard/")
         browser.type(text)
         browser.enter()
-        browser.picture(PICTURE, whole=True)
-    size = PICTURE.stat().st_size
-    print(f"{PICTURE.relative_to(ROOT)}: {size / 1000:.0f} kB")
+        browser.picture(IMAGES / "dashboard.png")
+
+
+def assessment(report: Path) -> None:
+    """Takes the picture of the head of a report."""
+    with Browser() as browser:
+        browser.look(*HEAD)
+        browser.go(report.resolve().as_uri())
+        browser.picture(IMAGES / "assessment.png", whole=False)
+
+
+def _check_size(name: str) -> None:
+    picture = IMAGES / name
+    size = picture.stat().st_size
+    print(f"{picture.relative_to(ROOT)}: {size / 1000:.0f} kB")
     if size > LARGEST:
         sys.exit(f"that is more than {LARGEST / 1000:.0f} kB")
 
@@ -62,9 +77,19 @@ def _ask(url: str, text: str) -> None:
             answer.raise_for_status()
 
 
+def main() -> None:
+    """Makes the picture that is asked for."""
+    if chromium() is None:
+        sys.exit("there is no Chromium; install it, or set CHROMIUM to its path")
+    given = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    if given and given.suffix == ".html":
+        assessment(given)
+        _check_size("assessment.png")
+        return
+    with tempfile.TemporaryDirectory() as place:
+        dashboard(given or Path(place))
+    _check_size("dashboard.png")
+
+
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1]))
-    else:
-        with tempfile.TemporaryDirectory() as place:
-            main(Path(place))
+    main()
