@@ -442,7 +442,6 @@ def _fused(inner: BaseRetriever, store: GuardedVectorStore | None = None) -> Bas
 
 
 def _protections(part: Any) -> dict[int, Protection]:
-    """The guards of all legs of a part."""
     found: dict[int, Protection] = {}
     for leg in legs_of(part):
         if isinstance(leg, GuardedFusion):
@@ -461,7 +460,6 @@ def _composed(query: str, documents: Sequence[Document]) -> tuple[GuardedQuery, 
 
 
 def _on(store: GuardedVectorStore, retriever: VectorStoreRetriever) -> GuardedVectorStoreRetriever:
-    """A retriever on a guarded store with the options of another one."""
     fields = {name: getattr(retriever, name) for name in ("search_type", "search_kwargs", "tags", "metadata")}
     return GuardedVectorStoreRetriever(vectorstore=store, **fields)
 
@@ -484,7 +482,6 @@ def _protection(
 
 
 def _model(embeddings: Embeddings) -> str:
-    """Name of the embedding model, for the fingerprint."""
     said = (getattr(embeddings, name, None) for name in ("model", "model_name", "model_id", "repo_id"))
     name = next((s for s in said if isinstance(s, str) and s), "")
     return " ".join(["langchain", type(embeddings).__name__, name]).rstrip()

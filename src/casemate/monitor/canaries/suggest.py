@@ -353,7 +353,6 @@ def _interleave(counts: Mapping[str, int]) -> list[str]:
 
 
 def _stricter(canary: Canary) -> Canary:
-    """The canary with stricter thresholds."""
     if canary.baseline_query is None:
         return canary
     overlap = STRICT_OVERLAP if canary.min_overlap else 0.0
@@ -379,5 +378,4 @@ def _header(found: CanarySuggestion) -> list[str]:
 
 
 def _yaml_scalar(text: str) -> str:
-    """A text on one line of YAML."""
     return yaml.safe_dump(text, allow_unicode=True, default_style='"', width=10_000).strip()

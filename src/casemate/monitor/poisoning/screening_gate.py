@@ -29,7 +29,6 @@ class _SinkBeforeGuard(DocumentSink):
 
     @property
     def embedder(self) -> Embedder:
-        """Embeds the documents."""
         return self.guard.embedder
 
     @property
@@ -38,7 +37,6 @@ class _SinkBeforeGuard(DocumentSink):
         return self.guard.index
 
     async def remove(self, sources: Sequence[str], tenant: str = DEFAULT_TENANT) -> int:
-        """Removes sources from the index. See ``DocumentSink.remove``."""
         return await self.guard.remove(sources, tenant)
 
 

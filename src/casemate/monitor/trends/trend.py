@@ -248,7 +248,6 @@ def _failure_rate(analysis: RunAnalysis, limits: AlarmLimits) -> list[TrendFindi
 
 
 def _alarms(analysis: RunAnalysis, watched: WatchedSet, limits: AlarmLimits) -> list[TrendFinding]:
-    """Alarms of the sequential tests."""
     pooled = _pooled_alarm(analysis)
     if not analysis.alarmed:
         return pooled
@@ -266,7 +265,6 @@ def _alarms(analysis: RunAnalysis, watched: WatchedSet, limits: AlarmLimits) -> 
 
 
 def _pooled_alarm(analysis: RunAnalysis) -> list[TrendFinding]:
-    """Alarm of the pooled test."""
     if not analysis.decayed:
         return []
     runs = analysis.state.pooled

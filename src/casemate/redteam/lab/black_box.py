@@ -60,7 +60,6 @@ class SupportsAsk(Protocol):
 
     async def ask(self, query: Query) -> Answer:
         """Answers one query."""
-        ...
 
 
 class AskFunction(Protocol):
@@ -68,7 +67,6 @@ class AskFunction(Protocol):
 
     def __call__(self, text: str) -> Coroutine[Any, Any, Reply]:
         """See `BlackBox.ask`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

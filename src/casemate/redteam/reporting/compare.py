@@ -148,7 +148,6 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _compare_evidence(new: Mapping[str, Any], old: Mapping[str, Any]) -> tuple[list[ReportChange], list[ReportChange]]:
-    """Changed settings, and other changed evidence."""
     now, then = dict(flatten(new)), dict(flatten(old))
     settings: list[ReportChange] = []
     notes: list[ReportChange] = []
