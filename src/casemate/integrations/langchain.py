@@ -10,7 +10,6 @@ The result is a ``VectorStore`` (or a retriever), so chains, agents, tracing and
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -156,18 +155,10 @@ class GuardedVectorStore(Protected, VectorStore):
             self.sync()
         return added
 
-    async def aadd_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
-        """Adds documents in a worker thread: writers are serialized."""
-        return await asyncio.to_thread(self.add_documents, documents, **kwargs)
-
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool | None:
         """Deletes documents by id from the store and from the guard. Returns what the store returns."""
         with self.protection.writing(ids):
             return self.unguarded.delete(ids, **kwargs)
-
-    async def adelete(self, ids: list[str] | None = None, **kwargs: Any) -> bool | None:
-        """Deletes documents in a worker thread: writers are serialized."""
-        return await asyncio.to_thread(self.delete, ids, **kwargs)
 
     @classmethod
     def from_texts(

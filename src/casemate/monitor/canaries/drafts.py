@@ -151,7 +151,7 @@ class CanaryDrafter:
             for span in _answer_spans(sentence)
             for about in [self._describing_terms(sentence, span, document.title, terms_each)]
             if len(about) > 1
-            for question in [self._question(join_words(about), span)]
+            for question in [self._draw(FACT_TEMPLATES).format(kind=_span_kind(span), about=join_words(about))]
             if not set(normalized_tokens(span)) & set(normalized_tokens(question))
         ]
         for _, question, span in sorted(found, key=lambda f: -f[0])[:4]:
@@ -212,9 +212,6 @@ class CanaryDrafter:
         if named and len(named.split()) <= 8 and not content_words(named) & content_words(span):
             best = [named, *(t for t in best if not content_words(t) <= content_words(named))]
         return best if best[:1] == [named] else _in_reading_order(best, sentence)
-
-    def _question(self, about: str, span: str) -> str:
-        return self._draw(FACT_TEMPLATES).format(kind=_span_kind(span), about=about)
 
     def _weight(self, found: Sequence[str]) -> float:
         """Summed rarity of the words of some terms."""

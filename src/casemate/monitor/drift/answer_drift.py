@@ -153,7 +153,11 @@ def detect_drift(
     """
     if reference < MIN_REFERENCE or not any(windows[:reference]):
         raise DataError(f"a reference of {reference} windows is too short; use at least {MIN_REFERENCE}, not all empty")
-    history = _History([o for window in windows[1:reference] for o in window], _contexts(windows[0]), paired)
+    history = _History(
+        [o for window in windows[1:reference] for o in window],
+        {o.question: o.documents for o in windows[0] if o.documents},
+        paired,
+    )
     if not paired:
         history.observations = [*windows[0], *history.observations]
     rng = np.random.default_rng(seed)
@@ -314,7 +318,3 @@ def _permutation_p(
 def _strata(observations: Sequence[Observation]) -> npt.NDArray[np.int64]:
     number = {name: i for i, name in enumerate(dict.fromkeys(o.question for o in observations))}
     return np.array([number[o.question] for o in observations], np.int64)
-
-
-def _contexts(window: Sequence[Observation]) -> dict[str, Sequence[str]]:
-    return {o.question: o.documents for o in window if o.documents}
