@@ -147,7 +147,8 @@ class Index(Protocol):
         """
 
     def warm(self, tenant: str = DEFAULT_TENANT) -> None:
-        """Loads or builds what a search needs, so that the first query does not wait for it."""
+        """Loads or builds what a search needs, so that the first query does not wait for it. Default: the moments."""
+        self.moments(tenant)
 
     def check(self) -> Sequence[str]:
         """Describes every fault of the store, one sentence each; empty if it is sound."""
