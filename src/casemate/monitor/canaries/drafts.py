@@ -19,6 +19,7 @@ import numpy as np
 
 from casemate.monitor.canaries.canary import MIN_TRIGGER_COSINE
 from casemate.monitor.canaries.matching import normalized_tokens
+from casemate.monitor.canaries.results import group_by
 from casemate.text.markup import without_links
 from casemate.text.sentences import clauses, proper_nouns, restore_names, sentences, terms
 from casemate.text.tokens import NUMBER, ReferenceCorpus, content_words, join_words, stem, words
@@ -235,10 +236,8 @@ def sample_names(documents: Sequence[Document], genre: ReferenceCorpus, rng: np.
 
 def _answer_spans(sentence: str) -> list[str]:
     """Years, numbers and names that are the only ones of their kind in the sentence, so an answer can be checked."""
-    found: dict[str, list[str]] = {}
-    for span in [*(n for n in NUMBER.findall(sentence) if len(n) > 1), *(m[0] for m in _NAME.finditer(sentence))]:
-        found.setdefault(_span_kind(span), []).append(span)
-    return [spans[0] for spans in found.values() if len(spans) == 1]
+    found = [*(n for n in NUMBER.findall(sentence) if len(n) > 1), *(m[0] for m in _NAME.finditer(sentence))]
+    return [spans[0] for spans in group_by(found, _span_kind).values() if len(spans) == 1]
 
 
 def _span_kind(span: str) -> str:
