@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -38,6 +39,15 @@ class BagOfWords(Embedder):
     def _direction(self, word):
         seed = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big")
         return np.random.default_rng(seed).standard_normal(self.dim)
+
+
+@dataclass(eq=False)
+class LongTexts(BagOfWords):
+    """Reads a whole note."""
+
+    max_tokens: int = 400
+    __hash__ = object.__hash__
+    _direction = cache(BagOfWords._direction)
 
 
 @dataclass

@@ -8,11 +8,17 @@ from tests.fakes import BagOfWords, documents
 MODEL = BagOfWords()
 FIT = {"questions": 60, "documents": 24}
 MEMBERS = 150
+HARMLESS = "amber birch cedar"
 
 
 def corpus(count=MEMBERS) -> list[Document]:
     """Documents of which each has a word of its own."""
     return documents(count, seed=3)
+
+
+def text_of(identity):
+    """Of one document."""
+    return next(d.text for d in corpus() if d.id == identity)
 
 
 def embedded(texts) -> list[list[float]]:

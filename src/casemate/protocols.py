@@ -84,25 +84,20 @@ class Embedder(Protocol):
     @property
     def fingerprint(self) -> str:
         """Identifies model, weights and backend; equal only if the vectors are comparable."""
-        ...
 
     @property
     def dim(self) -> int:
         """Length of a vector."""
-        ...
 
     @property
     def max_tokens(self) -> int:
         """Number of tokens that are embedded; the rest of a text is ignored."""
-        ...
 
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
         """Embeds texts in order: (n, dim), float32, rows of unit length."""
-        ...
 
     def spans(self, text: str) -> Sequence[tuple[int, int]]:
         """Start and end character of each token of the text, for chunking at token boundaries."""
-        ...
 
 
 class Index(Protocol):
@@ -115,7 +110,6 @@ class Index(Protocol):
             DataError: If it holds vectors of another embedder, is damaged, or is not an index.
             BackendError: If it cannot be reached.
         """
-        ...
 
     def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
         """Adds documents with their vectors, (n, dim), and replaces all documents of the same sources.
@@ -125,30 +119,24 @@ class Index(Protocol):
         Raises:
             DataError: If the vectors have the wrong shape or length, or an id occurs twice.
         """
-        ...
 
     def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
         """Removes all documents of these sources, in one transaction; returns their number."""
-        ...
 
     def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
         """Finds the k nearest documents, with float64 scores, and the similarity statistics of the same snapshot.
 
         Ties are ordered by age.
         """
-        ...
 
     def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
         """The moments of all documents of the tenant."""
-        ...
 
     def digests(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, str]:
         """Content hash of each source."""
-        ...
 
     def tenants(self) -> Sequence[str]:
         """All tenants with documents, sorted."""
-        ...
 
     def scan(self, tenant: str = DEFAULT_TENANT) -> Iterator[tuple[Sequence[Document], Vector]]:
         """Yields all documents with their stored vectors, (n, dim), in order of age, in batches of bounded memory.
@@ -157,27 +145,22 @@ class Index(Protocol):
         that is added during the scan comes last or not at all, one that is removed may have been yielded. Of a replaced
         document, the old version, the new one or both are yielded; if ids must be unique, keep the later one.
         """
-        ...
 
     def warm(self, tenant: str = DEFAULT_TENANT) -> None:
-        """Loads or builds what a search needs, so that the first query does not wait for it."""
-        ...
+        """Loads or builds what a search needs, so that the first query does not wait for it. Default: the moments."""
+        self.moments(tenant)
 
     def check(self) -> Sequence[str]:
         """Describes every fault of the store, one sentence each; empty if it is sound."""
-        ...
 
     def rebuild(self) -> None:
         """Recomputes the moments from the stored vectors."""
-        ...
 
     def clear(self) -> None:
         """Removes all documents of all tenants, and the embedder's fingerprint. ``open`` may then be called again."""
-        ...
 
     def close(self) -> None:
         """Closes files and connections."""
-        ...
 
 
 class Generator(Protocol):
@@ -189,7 +172,6 @@ class Generator(Protocol):
         Raises:
             BackendError: If the model cannot be reached, or the stream breaks off.
         """
-        ...
 
 
 class LanguageModel(Protocol):
@@ -201,7 +183,6 @@ class LanguageModel(Protocol):
         Raises:
             BackendError: If the model fails.
         """
-        ...
 
 
 class DecodingSession(Protocol):
@@ -210,7 +191,6 @@ class DecodingSession(Protocol):
     @property
     def flops(self) -> float:
         """Floating-point operations spent so far."""
-        ...
 
     def read(self, answer: Sequence[int], last: int = 1) -> Logits:
         """Logits of the token after each of the last positions of an answer: (contexts, last, vocabulary).
@@ -225,7 +205,6 @@ class DecodingSession(Protocol):
         Raises:
             BackendError: If the answer exceeds the model's context window, or the model fails.
         """
-        ...
 
 
 class TokenModel(Protocol):
@@ -234,29 +213,23 @@ class TokenModel(Protocol):
     @property
     def vocabulary(self) -> Sequence[str]:
         """Token strings by id. Two models with equal vocabularies assign the same ids."""
-        ...
 
     @property
     def ends(self) -> Collection[int]:
         """Ids of the tokens that end an answer."""
-        ...
 
     @property
     def limit(self) -> int | None:
         """Largest number of tokens of prompt and answer together; None if unknown."""
-        ...
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, in the model's chat format."""
-        ...
 
     def tokens(self, text: str) -> list[int]:
         """Token ids of a plain text."""
-        ...
 
     def text(self, tokens: Sequence[int]) -> str:
         """Text of some token ids, without special tokens."""
-        ...
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> DecodingSession:
         """Starts an answer to one prompt, or to several in parallel, each given as token ids.
@@ -264,11 +237,9 @@ class TokenModel(Protocol):
         Raises:
             BackendError: If a prompt is empty or exceeds the model's context window.
         """
-        ...
 
     def flops(self, tokens: int, before: int) -> float:
         """Floating-point operations of reading ``tokens`` tokens after ``before`` others."""
-        ...
 
 
 class EventStore(Protocol):
@@ -281,11 +252,9 @@ class EventStore(Protocol):
 
     def append(self, event: Event) -> None:
         """Queues an event and returns at once; a background thread writes it."""
-        ...
 
     def scan(self, kind: str | None = None, since: datetime | None = None) -> Sequence[Event]:
         """Events in order of writing. First waits until all events that were appended before are written."""
-        ...
 
     def latest(self, kind: str, count: int) -> Sequence[Event]:
         """The last ``count`` events of a kind, in order of writing; cheap in a large log."""
@@ -310,7 +279,6 @@ class EventStore(Protocol):
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Waits until all events appended so far are written; False on timeout."""
-        ...
 
     def receipt(self) -> Callable[[], bool]:
         """Returns a function that reports whether all events appended before this call are written. Neither waits."""
@@ -322,7 +290,6 @@ class EventStore(Protocol):
         Raises:
             BackendError: If the store cannot be reached; the units may have been acquired.
         """
-        ...
 
     def quota_usage(self, prefix: str) -> Mapping[str, float]:
         """Units in use, as last recorded, of each quota whose name begins with a prefix. Writes nothing.
@@ -330,7 +297,6 @@ class EventStore(Protocol):
         Raises:
             BackendError: If the store cannot be read.
         """
-        ...
 
     def lease(self, name: str, holder: str, seconds: float) -> bool:
         """Acquires or renews a lease; True if this holder alone has it, by the store's clock.
@@ -338,15 +304,12 @@ class EventStore(Protocol):
         Raises:
             BackendError: If the store cannot be reached; the previous holder may still have the lease.
         """
-        ...
 
     def release(self, name: str, holder: str) -> None:
         """Releases a lease early; has no effect if this holder does not have it."""
-        ...
 
     def close(self) -> None:
         """Flushes and closes the database."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +347,6 @@ class VectorCollection(Protocol):
     @property
     def name(self) -> str:
         """Name in messages; contains no password. With the options database, tenant, where, only it names the rows."""
-        ...
 
     def open(self) -> int:
         """Connects; returns the length of a vector.
@@ -393,18 +355,15 @@ class VectorCollection(Protocol):
             BackendError: If the store cannot be reached.
             DataError: If the collection does not exist, or has no vectors, or vectors of several lengths.
         """
-        ...
 
     def count(self) -> int:
         """Number of rows, or an estimate."""
-        ...
 
     def scan(self, after: str = "") -> Iterator[CollectionPage]:
         """Yields all rows in a fixed order, in pages of bounded memory, starting behind a cursor if one is given.
 
         A row that stays is yielded once; one that is added or removed during the scan may or may not be.
         """
-        ...
 
     def search(self, vector: Vector, k: int) -> Sequence[Hit]:
         """Finds the k nearest rows, exactly or approximately, by decreasing exact cosine (``maths.vectors.cosines``).
@@ -415,11 +374,9 @@ class VectorCollection(Protocol):
         Raises:
             CapabilityError: If k exceeds ``max_results``, or the store cannot return enough rows with text and vector.
         """
-        ...
 
     def find(self, ids: Sequence[str]) -> CollectionPage:
         """Returns the rows with these ids that exist, in any order; ``after`` is empty."""
-        ...
 
     def add(self, documents: Sequence[Document], vectors: Vector) -> None:
         """Inserts rows, replacing those with the same ids. Idempotent.
@@ -427,15 +384,12 @@ class VectorCollection(Protocol):
         Raises:
             CapabilityError: If the collection is attached read-only.
         """
-        ...
 
     def remove(self, ids: Sequence[str]) -> None:
         """Deletes the rows with these ids that exist; see ``add``."""
-        ...
 
     def close(self) -> None:
         """Closes connections."""
-        ...
 
 
 @runtime_checkable
@@ -453,15 +407,12 @@ class TransactionalCollection(VectorCollection, Protocol):
 
     def transaction(self, write: bool) -> AbstractContextManager[Any]:
         """An atomic transaction; without ``write`` it is read-only, on one snapshot."""
-        ...
 
     def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT, within: Any | None = None) -> Sequence[Hit]:
         """See ``VectorCollection.search``."""
-        ...
 
     def find(self, ids: Sequence[str], tenant: str = DEFAULT_TENANT, within: Any | None = None) -> CollectionPage:
         """See ``VectorCollection.find``."""
-        ...
 
     def add(
         self,
@@ -471,11 +422,9 @@ class TransactionalCollection(VectorCollection, Protocol):
         within: Any | None = None,
     ) -> None:
         """See ``VectorCollection.add``."""
-        ...
 
     def remove(self, ids: Sequence[str], tenant: str = DEFAULT_TENANT, within: Any | None = None) -> None:
         """See ``VectorCollection.remove``."""
-        ...
 
 
 class Target(Protocol):
@@ -483,7 +432,6 @@ class Target(Protocol):
 
     async def ask(self, query: Query) -> Answer:
         """Answers a query."""
-        ...
 
     async def stream(self, query: Query) -> AsyncIterator[str]:
         """Streams the answer to a query. By default, the whole answer is one chunk."""
@@ -501,7 +449,6 @@ class Channel(Protocol):
         Raises:
             BackendError: If delivery failed, or its outcome is unknown.
         """
-        ...
 
 
 class PersonalDataFinder(Protocol):
@@ -509,7 +456,6 @@ class PersonalDataFinder(Protocol):
 
     def find(self, text: str) -> Sequence[PersonalData]:
         """The values in a text, in order of their positions; they may overlap."""
-        ...
 
 
 # What a plug-in author writes: base classes
@@ -645,7 +591,6 @@ class BlackBox(Protocol):
         Raises:
             BudgetExhausted: If no query is left.
         """
-        ...
 
 
 class MembershipAttack:
@@ -750,12 +695,10 @@ class DocumentSink(Protocol):
     @property
     def embedder(self) -> Embedder:
         """Embeds the documents."""
-        ...
 
     @property
     def index(self) -> Index:
         """Holds the documents that were accepted."""
-        ...
 
     async def add(
         self,
@@ -775,11 +718,9 @@ class DocumentSink(Protocol):
         Returns:
             Sources that were not indexed, and why; empty if all were. Never shown to clients.
         """
-        ...
 
     async def remove(self, sources: Sequence[str], tenant: str = DEFAULT_TENANT) -> int:
         """Removes all documents of these sources; returns their number."""
-        ...
 
 
 @runtime_checkable
@@ -794,11 +735,9 @@ class WithholdingIndex(Protocol):
 
     def withhold(self, ids: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
         """Withholds rows of other programs from retrieval; returns their number. Rows added here stay as they are."""
-        ...
 
     def admit(self, ids: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
         """Ends the withholding of rows; returns how many of them were withheld."""
-        ...
 
 
 class EmbedderProxy(Embedder):

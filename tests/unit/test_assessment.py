@@ -8,8 +8,7 @@ import json
 import os
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,18 +25,9 @@ from casemate.monitor.poisoning import scoring
 from casemate.redteam.campaigns.run_directory import campaign_lock
 from casemate.runtime.file_lock import LockHeld
 from casemate.types import Document
-from tests.fakes import BagOfWords
+from tests.fakes import LongTexts
 
 try_documents = importlib.import_module("casemate.cli.try_documents")  # `casemate.cli` has a function of this name
-
-
-@dataclass(eq=False)
-class LongTexts(BagOfWords):
-    """Reads a whole note."""
-
-    max_tokens: int = 400
-    __hash__ = object.__hash__
-    _direction = cache(BagOfWords._direction)
 
 
 SMALL = {

@@ -14,6 +14,7 @@ from casemate.demo.clinic import case_notes
 from casemate.errors import ConfigError
 from casemate.rag.pipeline import join_stream
 from casemate.redteam.attacks.interrogation import REQUEST, Interrogation, as_question, negated_clause, yes_no_answer
+from casemate.redteam.attacks.menta import MEntA
 from casemate.text.tokens import words
 from casemate.types import Document, Probe, Prompt, Reply
 from tests.fakes import Script
@@ -230,9 +231,10 @@ def test_rules_replace_a_writer_without_questions():
     assert probe.questions == prepared().questions
 
 
-def test_separates_members_from_nonmembers_with_the_simulated_reader():
+@pytest.mark.parametrize("kind", [Interrogation, MEntA])
+def test_separates_members_from_nonmembers_with_the_simulated_reader(kind):
     def score(note, context):
-        attack = Interrogation()
+        attack = kind()
         attack.study([n.text for n in NOTES])
         probe = asyncio.run(attack.prepare(note, np.random.default_rng(1)))
         streams = [SimulatedReader().stream(Prompt(q, context, "")) for q in probe.questions]

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.demo.clinic import case_notes
 from casemate.errors import ConfigError
-from casemate.rag.pipeline import join_stream
 from casemate.redteam.attacks.menta import MEntA, claims
 from casemate.text.tokens import content_words
-from casemate.types import UNKNOWN, Document, Probe, Prompt, Reply
+from casemate.types import UNKNOWN, Document, Probe, Reply
 from tests.fakes import Script
 
 TEXT = (
@@ -174,16 +172,3 @@ def test_the_judge_decides_about_informative_claims_only():
 def test_the_judge_decides_whether_a_reply_declines():
     assert measured("It is.", judge=Script(["Yes."]))[2] == 0
     assert measured("It is.", judge=Script(["No."]))[2] == 1
-
-
-def test_separates_members_from_nonmembers_with_the_simulated_reader():
-    def score(note, context):
-        attack = MEntA()
-        attack.study([n.text for n in NOTES])
-        probe = asyncio.run(attack.prepare(note, np.random.default_rng(1)))
-        streams = [SimulatedReader().stream(Prompt(q, context, "")) for q in probe.questions]
-        return asyncio.run(attack.measure(note, probe, [Reply(asyncio.run(join_stream(s))) for s in streams]))[0]
-
-    inside = [score(note, (NOTES[0], note, NOTES[1])) for note in NOTES[2:12]]
-    outside = [score(note, tuple(NOTES[:3])) for note in NOTES[12:22]]
-    assert min(inside) > max(outside)

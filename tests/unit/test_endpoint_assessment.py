@@ -3,8 +3,6 @@
 import json
 import re
 import sys
-from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import pytest
@@ -20,18 +18,9 @@ from casemate.types import Document
 from tests import external_system
 from tests.external_system import serving
 from tests.fake_openai import FakeOpenAI
-from tests.fakes import BagOfWords
+from tests.fakes import LongTexts
 
 KEY = "CASEMATE_ENDPOINT_KEY"
-
-
-@dataclass(eq=False)
-class LongTexts(BagOfWords):
-    """Reads a whole note."""
-
-    max_tokens: int = 400
-    __hash__ = object.__hash__
-    _direction = cache(BagOfWords._direction)
 
 
 @pytest.fixture

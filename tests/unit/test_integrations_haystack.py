@@ -14,9 +14,7 @@ from haystack.document_stores.in_memory import InMemoryDocumentStore
 
 from casemate.errors import ConfigError
 from casemate.integrations.haystack import GuardedHaystackRetriever
-from tests.wrapped import MEMBERS, config, corpus, embedded, mirabel
-
-HARMLESS = "amber birch cedar"
+from tests.wrapped import HARMLESS, MEMBERS, config, corpus, embedded, mirabel, text_of
 
 
 @component
@@ -26,10 +24,6 @@ class Embedder:
     @component.output_types(embedding=list[float])
     def run(self, text: str):
         return {"embedding": embedded([text])[0]}
-
-
-def text_of(identity):
-    return next(d.text for d in corpus() if d.id == identity)
 
 
 def ids(found):

@@ -30,9 +30,7 @@ from casemate.integrations.guarded_query import client_context
 from casemate.integrations.langchain import GuardedVectorStore, GuardedVectorStoreRetriever, guarded
 from casemate.maths.moments import CorpusMoments
 from casemate.types import Query
-from tests.wrapped import MEMBERS, config, corpus, embedded, mirabel
-
-HARMLESS = "amber birch cedar"
+from tests.wrapped import HARMLESS, MEMBERS, config, corpus, embedded, mirabel, text_of
 
 
 class Model(Embeddings):
@@ -56,10 +54,6 @@ def filled(kind=Store, leave_out=()):
         [Document(d.text, id=d.id, metadata={"n": int(d.id[1:])}) for d in corpus() if d.id not in leave_out]
     )
     return store
-
-
-def text_of(identity):
-    return next(d.text for d in corpus() if d.id == identity)
 
 
 def ids(found):

@@ -24,9 +24,7 @@ from llama_index.core.vector_stores import FilterOperator, MetadataFilter, Metad
 from casemate.errors import ConfigError
 from casemate.integrations.guarded_query import client_context
 from casemate.integrations.llamaindex import GuardedLlamaIndexRetriever, guarded
-from tests.wrapped import MEMBERS, config, corpus, embedded, mirabel
-
-HARMLESS = "amber birch cedar"
+from tests.wrapped import HARMLESS, MEMBERS, config, corpus, embedded, mirabel, text_of
 
 
 class Model(BaseEmbedding):
@@ -44,10 +42,6 @@ def node(d, source=""):
     made = TextNode(text=d.text, id_=d.id, metadata={"n": int(d.id[1:]) % 2})
     made.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id=source or f"source of {d.id}")
     return made
-
-
-def text_of(identity):
-    return next(d.text for d in corpus() if d.id == identity)
 
 
 def ids(nodes):

@@ -13,8 +13,8 @@ from langchain_core.documents import Document
 from casemate.errors import ConfigError
 from casemate.integrations.langchain import guarded
 from tests.real_stores import chroma, faiss, lancedb, qdrant
-from tests.unit.test_integrations_langchain import HARMLESS, Model, ids, text_of
-from tests.wrapped import config, corpus, mirabel
+from tests.unit.test_integrations_langchain import Model, ids
+from tests.wrapped import HARMLESS, config, corpus, mirabel, text_of
 
 UUIDS = {d.id: str(uuid.uuid5(uuid.NAMESPACE_DNS, d.id)) for d in corpus()}
 """Qdrant accepts numbers and UUIDs only."""

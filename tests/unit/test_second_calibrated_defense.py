@@ -220,7 +220,8 @@ def test_the_lab_calibrates_each_defense_on_its_own_index(folder):
 def test_a_framework_integration_calibrates_and_enforces_it():
     pytest.importorskip("langchain_core")
     from casemate.integrations.langchain import guarded
-    from tests.unit.test_integrations_langchain import filled, ids, text_of
+    from tests.unit.test_integrations_langchain import filled, ids
+    from tests.wrapped import text_of
 
     settings = {"guard": {"defenses": ["top_similarity"]}, "calibrate": {"questions": 60, "documents": 24}}
     store = guarded(filled(), config=settings, fit=False)

@@ -18,8 +18,8 @@ from casemate.guard.turn import turn
 from casemate.integrations.haystack import GuardedHaystackRetriever
 from casemate.integrations.haystack_fusion import GuardedDocumentJoiner, unguarded_legs
 from tests.unit import test_integrations_haystack as wrappers
-from tests.unit.test_integrations_haystack import HARMLESS, Embedder, filled, ids, text_of
-from tests.wrapped import config, mirabel
+from tests.unit.test_integrations_haystack import Embedder, filled, ids
+from tests.wrapped import HARMLESS, config, mirabel, text_of
 
 calibration = wrappers.calibration
 

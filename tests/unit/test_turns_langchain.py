@@ -18,8 +18,8 @@ from casemate.guard.turn import turn
 from casemate.integrations.langchain import GuardedFusion, guarded, unguarded_legs
 from casemate.types import Query
 from tests.unit import test_integrations_langchain as wrappers
-from tests.unit.test_integrations_langchain import HARMLESS, ByWord, Listener, Model, filled, ids, text_of
-from tests.wrapped import config, mirabel
+from tests.unit.test_integrations_langchain import ByWord, Listener, Model, filled, ids
+from tests.wrapped import HARMLESS, config, mirabel, text_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 RECORDS = 60

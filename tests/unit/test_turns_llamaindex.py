@@ -24,8 +24,8 @@ from casemate.errors import ConfigError
 from casemate.guard.turn import turn
 from casemate.integrations.llamaindex import guarded, unguarded_legs
 from tests.unit import test_integrations_llamaindex as wrappers
-from tests.unit.test_integrations_llamaindex import HARMLESS, filled, ids, node, text_of
-from tests.wrapped import config, corpus, mirabel
+from tests.unit.test_integrations_llamaindex import filled, ids, node
+from tests.wrapped import HARMLESS, config, corpus, mirabel, text_of
 
 calibration = wrappers.calibration
 

@@ -65,10 +65,7 @@ def attach(
             agreement = _agreement(index, app.guard.rag.embedder)
             waiting = len(Quarantine(app.store).pending()) if gates and gates.enforced else 0
             result = AttachReport(index, found, agreement, time.monotonic() - begin, dry_run, waiting)
-        if as_json:
-            print_json(result.as_json())
-        else:
-            result.show()
+        print_json(result.as_json()) if as_json else result.show()
         if not dry_run:
             for tenant in app.index.tenants():
                 calibrate_if_due(app, tenant, fit)

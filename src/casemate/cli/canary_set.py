@@ -173,10 +173,7 @@ def compare_command(
         one, other = (open_named_target(name, monitor.app, stack) for name in (first, second))
         with say.status(f"asking both systems {repeats} times"):
             comparison = asyncio.run(compare_targets(replace(monitor.runner, target=one), other, repeats))
-    if as_json:
-        print_json(asdict(comparison))
-    else:
-        _show_comparison(comparison)
+    print_json(asdict(comparison)) if as_json else _show_comparison(comparison)
     exit_codes = {Conclusion.WORSE: Code.FAILED, Conclusion.UNCLEAR: Code.INCOMPLETE}
     raise typer.Exit(exit_codes.get(comparison.conclusion, Code.OK))
 

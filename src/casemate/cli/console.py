@@ -80,12 +80,10 @@ class _ProgressLines(Progress):
     """Progress for logs and pipes: one line per unfinished task every ``LINE_SECONDS``."""
 
     def start(self) -> None:
-        """Starts the lines."""
         self._ended = threading.Event()
         threading.Thread(target=self._print_lines, daemon=True).start()
 
     def stop(self) -> None:
-        """Ends the lines."""
         self._ended.set()
 
     def _print_lines(self) -> None:

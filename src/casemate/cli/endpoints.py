@@ -76,7 +76,6 @@ def endpoint_target(
 
 
 def _parse(endpoint: str, options: EndpointOptions, config: Path | None) -> PluginSpec:
-    """The target plug-in of an endpoint; see ``endpoint_target``."""
     if not endpoint.startswith(("http://", "https://")):
         settings = configuration.read(config)
         found = override_targets(settings, endpoint, None, False).redteam

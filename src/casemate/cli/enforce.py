@@ -27,7 +27,6 @@ from casemate.monitor.enforcement import (
     switch,
 )
 from casemate.plugins import build
-from casemate.protocols import EventStore
 from casemate.reports.format import percent, plural, sample_rate, utc_time
 
 AUTHOR = "casemate enforce"
@@ -73,7 +72,8 @@ def enforce(
     require_guard(settings.guard.mode)
     values = setting_values(path, mode)
     with closing(build("store", settings.store, settings.folder)) as store:
-        preview = None if off else _preview(store, settings, days)
+        since = datetime.now(UTC) - timedelta(days=days)
+        preview = None if off else read_preview(store, since, settings.monitor.is_canary)
         if preview and not as_json:
             _show(preview)
         needed = _needed(settings, path, mode, values) and not dry_run
@@ -99,10 +99,6 @@ def _objection(preview: EnforcementPreview) -> str:
         return ""
     were = "was" if preview.questions == 1 else "were"
     return TOO_FEW.format(f"{plural(preview.questions, 'question')} {were}") if preview.questions else UNSEEN
-
-
-def _preview(store: EventStore, settings: Config, days: float) -> EnforcementPreview:
-    return read_preview(store, datetime.now(UTC) - timedelta(days=days), settings.monitor.is_canary)
 
 
 def _needed(settings: Config, path: Path, mode: GuardMode, values: Collection[str]) -> bool:

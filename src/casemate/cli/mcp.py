@@ -83,7 +83,6 @@ def mcp(
 
 
 def _tools(upstream: str, tools: Sequence[str], token_env: str, env: Sequence[str]) -> Callable[[Any], Any]:
-    """The constructor of the tools to serve."""
     if (tools or token_env or env) and not upstream:
         raise ConfigError("--tool, --token-env and --env need --upstream")
     if env and upstream.startswith(("http://", "https://")):

@@ -100,10 +100,7 @@ def prove_command(
 
 def _conclude(result: OwnershipResult, asked: int, level: float, as_json: bool) -> NoReturn:
     """Prints the result, and exits with its code."""
-    if as_json:
-        print_json(result._asdict())
-    else:
-        _show_ownership(result, asked, level)
+    print_json(result._asdict()) if as_json else _show_ownership(result, asked, level)
     if result.p_value <= level:
         raise typer.Exit(Code.FAILED)
     conclusive = 2 * result.answered >= asked and result.smallest_p_value <= level

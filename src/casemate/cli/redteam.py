@@ -290,10 +290,7 @@ def _questions(settings: Config, file: Path | None) -> list[str]:
 
 def _finish(result: CampaignResult, page: str, as_json: bool) -> NoReturn:
     """Prints the result of a campaign and exits with its code."""
-    if as_json:
-        print_json(result.summary())
-    else:
-        _print(result, page)
+    print_json(result.summary()) if as_json else _print(result, page)
     raise typer.Exit(EXIT_CODES[result.status])
 
 
@@ -317,10 +314,7 @@ def show_report(
         file = newest_report(settings.folder / settings.redteam.folder)
         say.print(f"report: {shown(str(file))}", soft_wrap=True)
     result = load_result(file)
-    if as_json:
-        print_json(result.summary())
-    else:
-        print_result(result, out)
+    print_json(result.summary()) if as_json else print_result(result, out)
 
 
 @report.command("diff")

@@ -162,10 +162,7 @@ def revoke(
     """Revoke a key permanently. All gateways refuse its next request."""
     with _open_keys(config) as keys:
         revoked = keys.revoke(id_)
-    if as_json:
-        print_json(_as_json(revoked))
-    else:
-        out.print(f"revoked {revoked.id} ({shown(revoked.grant.name)})")
+    print_json(_as_json(revoked)) if as_json else out.print(f"revoked {revoked.id} ({shown(revoked.grant.name)})")
 
 
 @contextmanager

@@ -70,10 +70,7 @@ def import_command(
             skipped.update(export.skipped)
             total = total.plus(_record(app, export.spans, tenant))
     facts = {**total._asdict(), "formats": dict(formats), "skipped": dict(skipped)}
-    if as_json:
-        print_json(facts)
-    else:
-        _show_import(total, formats, skipped)
+    print_json(facts) if as_json else _show_import(total, formats, skipped)
     raise typer.Exit(Code.INCOMPLETE if skipped else Code.OK)
 
 

@@ -108,10 +108,7 @@ def _try_folder(folder: Path, questions: Sequence[str], output: Path, seconds: f
     with _work_folder(output) as work:
         result = asyncio.run(try_folder(folder, work, questions, seconds, show_progress))
     page = write_page(render_assessment(result), output)
-    if as_json:
-        print_json({**assessment_json(result), "report": str(page)})
-    else:
-        show_assessment(result, page)
+    print_json({**assessment_json(result), "report": str(page)}) if as_json else show_assessment(result, page)
     if failures(result):
         raise typer.Exit(Code.ERROR)
     raise typer.Exit(Code.OK if all(problem.harmless for problem in result.sample.problems) else Code.INCOMPLETE)
@@ -134,10 +131,7 @@ def _try_endpoint(
         with key_explained(key_env):
             result = asyncio.run(try_endpoint(plan, show_progress))
     page = write_page(render_endpoint(result), output)
-    if as_json:
-        print_json({**endpoint_json(result), "report": str(page)})
-    else:
-        _show_endpoint(result, page)
+    print_json({**endpoint_json(result), "report": str(page)}) if as_json else _show_endpoint(result, page)
     if result.failures:
         raise typer.Exit(Code.ERROR)
     complete = not result.gaps and all(problem.harmless for problem in result.problems)

@@ -33,7 +33,6 @@ class _CountingDatabase(SqliteSidecarDatabase):
 
     @contextmanager
     def transaction(self, write: bool) -> Iterator[SidecarTables]:
-        """See ``SidecarDatabase.transaction``."""
         with super().transaction(write) as tables:
             if write:
                 self._writes += 1
@@ -86,7 +85,6 @@ class FrameworkIndex(AttachedIndex):
         return _CountingDatabase(self.path)
 
     def _search(self, q: Vector, k: int, tenant: str) -> tuple[Sequence[Hit], dict[str, InventoryEntry], CorpusMoments]:
-        """See ``AttachedIndex``."""
         hits = self.collection.search(q, k) if k > 0 and tenant == DEFAULT_TENANT else ()
         database = self._require_open()
         assert isinstance(database, _CountingDatabase)
@@ -115,7 +113,6 @@ class FrameworkIndex(AttachedIndex):
             return hits, known, self._whole
 
     def _with_source(self, document: Document, entry: InventoryEntry | None) -> Document:
-        """See ``AttachedIndex``."""
         if (
             entry is not None
             and (entry.duplicate_of or entry.source) == document.source

@@ -10,7 +10,6 @@ The result is a ``VectorStore`` (or a retriever), so chains, agents, tracing and
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -156,18 +155,10 @@ class GuardedVectorStore(Protected, VectorStore):
             self.sync()
         return added
 
-    async def aadd_documents(self, documents: list[Document], **kwargs: Any) -> list[str]:
-        """Adds documents in a worker thread: writers are serialized."""
-        return await asyncio.to_thread(self.add_documents, documents, **kwargs)
-
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool | None:
         """Deletes documents by id from the store and from the guard. Returns what the store returns."""
         with self.protection.writing(ids):
             return self.unguarded.delete(ids, **kwargs)
-
-    async def adelete(self, ids: list[str] | None = None, **kwargs: Any) -> bool | None:
-        """Deletes documents in a worker thread: writers are serialized."""
-        return await asyncio.to_thread(self.delete, ids, **kwargs)
 
     @classmethod
     def from_texts(
@@ -442,7 +433,6 @@ def _fused(inner: BaseRetriever, store: GuardedVectorStore | None = None) -> Bas
 
 
 def _protections(part: Any) -> dict[int, Protection]:
-    """The guards of all legs of a part."""
     found: dict[int, Protection] = {}
     for leg in legs_of(part):
         if isinstance(leg, GuardedFusion):
@@ -461,7 +451,6 @@ def _composed(query: str, documents: Sequence[Document]) -> tuple[GuardedQuery, 
 
 
 def _on(store: GuardedVectorStore, retriever: VectorStoreRetriever) -> GuardedVectorStoreRetriever:
-    """A retriever on a guarded store with the options of another one."""
     fields = {name: getattr(retriever, name) for name in ("search_type", "search_kwargs", "tags", "metadata")}
     return GuardedVectorStoreRetriever(vectorstore=store, **fields)
 
@@ -484,7 +473,6 @@ def _protection(
 
 
 def _model(embeddings: Embeddings) -> str:
-    """Name of the embedding model, for the fingerprint."""
     said = (getattr(embeddings, name, None) for name in ("model", "model_name", "model_id", "repo_id"))
     name = next((s for s in said if isinstance(s, str) and s), "")
     return " ".join(["langchain", type(embeddings).__name__, name]).rstrip()

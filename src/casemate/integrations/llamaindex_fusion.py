@@ -117,7 +117,6 @@ def _members(part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _client(bundle: QueryBundle) -> Any:
-    """The client of a bundle, for the queries that are derived from it."""
     who = client_identity(getattr(bundle, "casemate_client", ""), getattr(bundle, "casemate_tenant", ""))
     return client_context(who.client, who.tenant, who.groups)
 

@@ -169,7 +169,6 @@ def render_html(calibration: Calibration, significance: float, defense: str = "m
 
 
 def _choice(view: CalibrationView, rate: float) -> dict[str, Any]:
-    """One row of the table of rates."""
     threshold = view.calibration.threshold(rate)
     available = math.isfinite(threshold)
     return {

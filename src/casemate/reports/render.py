@@ -15,23 +15,15 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from casemate.maths.stats import Estimate
 from casemate.reports import format as formats
 
 CSP = "default-src 'none'; style-src 'unsafe-inline'"
 """Content-Security-Policy of a report without script: no script and no network access, even if escaping failed."""
 
 
-def _measured(rate: Estimate | None, share: bool = False) -> str:
-    return formats.unbroken(formats.measured(rate, share))
-
-
-def _percent(x: float | None) -> str:
-    return formats.unbroken(formats.percent(x))
-
-
+@cache
 def template_environment(package: str) -> Environment:
-    """Builds an environment over the folder ``templates`` of a package, and behind it that of the reports."""
+    """The environment over the folder ``templates`` of a package, and behind it that of the reports. Built once."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package), PackageLoader("casemate.reports")]),
         autoescape=True,
@@ -40,28 +32,15 @@ def template_environment(package: str) -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters |= {
-        "decimal": formats.decimal,
-        "duration": formats.duration,
-        "interval": formats.interval,
-        "iso_time": formats.iso_time,
-        "measured": _measured,
-        "number": formats.number,
-        "one_in": formats.one_in,
-        "percent": _percent,
-        "plural": formats.plural,
-        "short_rate": formats.short_rate,
-        "unbroken": formats.unbroken,
-        "utc_datetime": formats.utc_datetime,
-        "utc_time": formats.utc_time,
-    }
+    filters = (
+        formats.decimal, formats.duration, formats.interval, formats.iso_time, formats.number, formats.one_in,
+        formats.plural, formats.short_rate, formats.unbroken, formats.utc_datetime, formats.utc_time,
+    )  # fmt: skip
+    environment.filters |= {one.__name__: one for one in filters}
+    environment.filters["measured"] = lambda rate, share=False: formats.unbroken(formats.measured(rate, share))
+    environment.filters["percent"] = lambda x: formats.unbroken(formats.percent(x))
     environment.globals["csp"] = CSP
     return environment
-
-
-@cache
-def _reports() -> Environment:
-    return template_environment("casemate.reports")
 
 
 def render(template: str, **context: Any) -> str:
@@ -69,7 +48,7 @@ def render(template: str, **context: Any) -> str:
 
     Raises ``UndefinedError`` if the template uses a name that is not in the context.
     """
-    return _reports().get_template(template).render(context)
+    return template_environment("casemate.reports").get_template(template).render(context)
 
 
 @cache

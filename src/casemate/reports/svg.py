@@ -435,11 +435,9 @@ class _TimeChart:
         self._scale = LinearScale(0.0, max((end - start).total_seconds(), 1e-3), 0.0, WIDE)
 
     def x(self, at: datetime) -> float:
-        """The pixel of a time."""
         return self._scale((at - self._start).total_seconds())
 
     def framed(self, y_labels: Sequence[str], links: Sequence[ChartLink]) -> FramedChart:
-        """The chart with its columns on top, and its labels."""
         for one in links:
             left = self.x(one.start)
             self.image.link(one.url, one.title, left, 0.0, max(self.x(one.end) - left, 1.0), HIGH)

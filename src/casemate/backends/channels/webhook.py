@@ -79,7 +79,9 @@ class WebhookChannel(Channel):
         """
         with needs("casemate[notify]"):
             import httpx
-        body = json.dumps(self._body(notification), ensure_ascii=True).encode()
+        pagerduty = self.format == "pagerduty"
+        event = _pagerduty_event(notification, self.routing_key) if pagerduty else _json(notification)
+        body = json.dumps(event, ensure_ascii=True).encode()
         try:
             written = httpx.URL(self.url)
             with _RedactUrl(self.url, str(written)):
@@ -95,7 +97,7 @@ class WebhookChannel(Channel):
             problem = f"the connection failed ({type(error).__name__})"
             raise self._failure(problem, "it will be retried", True) from None
         self._require_success(status)
-        if self.format == "pagerduty" and notification.action == "test":
+        if pagerduty and notification.action == "test":
             await self.send(replace(notification, action="recovered"))
 
     def _require_success(self, status: int) -> None:
@@ -110,9 +112,6 @@ class WebhookChannel(Channel):
             at = str(int(time.time()))
             headers |= {"X-Casemate-Timestamp": at, "X-Casemate-Signature": signature(self.secret, at, body)}
         return headers
-
-    def _body(self, notification: Notification) -> dict[str, Any]:
-        return _pagerduty_event(notification, self.routing_key) if self.format == "pagerduty" else _json(notification)
 
     def _failure(self, problem: str, remedy: str, retryable: bool) -> BackendError:
         return BackendError(f"channel {self.name!r}: {problem}; {remedy}", backend="webhook", retryable=retryable)

@@ -269,10 +269,6 @@ class AttachedIndex(Index):
                 order = [position[row.id] for row in present]
                 yield [self._with_source(page.documents[position[r.id]], r.entry) for r in present], stored[order]
 
-    def warm(self, tenant: str = DEFAULT_TENANT) -> None:
-        """See ``Index.warm``."""
-        self.moments(tenant)
-
     def check(self) -> list[str]:
         """See ``Index.check``."""
         with self._sidecar() as side:

@@ -181,10 +181,6 @@ class PgvectorIndex(Index):
 
         return index_checks.scan_pages(read, partial(_matrix, dim=self._dim))
 
-    def warm(self, tenant: str = DEFAULT_TENANT) -> None:
-        """See ``Index.warm``. Caches the moments; the server caches the vectors."""
-        self.moments(tenant)
-
     def check(self) -> list[str]:
         """See ``Index.check``."""
         with self._transaction() as db:

@@ -176,10 +176,6 @@ class MvccIndex(Index):
 
         return index_checks.scan_pages(read, np.stack)
 
-    def warm(self, tenant: str = DEFAULT_TENANT) -> None:
-        """See ``Index.warm``. Caches the moments; the server caches the vectors."""
-        self.moments(tenant)
-
     def check(self) -> list[str]:
         """See ``Index.check``."""
 

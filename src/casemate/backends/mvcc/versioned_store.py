@@ -86,52 +86,39 @@ class VersionedStore(Protocol):
 
     def connect(self) -> None:
         """Connects to the server. Idempotent."""
-        ...
 
     def close(self) -> None:
         """Closes the connection."""
-        ...
 
     def descriptor(self) -> IndexDescriptor | None:
         """Descriptor of the stored index. None: there is no index."""
-        ...
 
     def create(self, descriptor: IndexDescriptor, record: CommitRecord) -> None:
         """Creates an index with its first commit record. Of concurrent calls, the first one wins."""
-        ...
 
     def drop(self) -> None:
         """Deletes the index."""
-        ...
 
     def use(self, descriptor: IndexDescriptor) -> None:
         """Binds the methods below to this generation. They fail once it is dropped."""
-        ...
 
     def commit_record(self) -> CommitRecord | None:
         """The current commit record, linearizable with ``compare_and_swap``. None: the generation was dropped."""
-        ...
 
     def compare_and_swap(self, old: CommitRecord, new: CommitRecord) -> None:
         """Replaces the commit record atomically if it equals ``old``. Read it afterwards to learn the outcome."""
-        ...
 
     def read_timestamp(self) -> Any:
         """A value that makes reads see everything written before this call."""
-        ...
 
     def insert(self, rows: Sequence[StoredRow]) -> None:
         """Inserts at most ``PAGE`` rows."""
-        ...
 
     def delete(self, keys: Sequence[int]) -> None:
         """Deletes at most ``PAGE`` rows. Unknown keys are ignored."""
-        ...
 
     def select(self, rows: RowFilter, limit: int, timestamp: Any, columns: Collection[str]) -> list[StoredRow]:
         """The first ``limit`` matching rows by key. Columns that are not requested may be empty."""
-        ...
 
     def nearest(self, rows: RowFilter, q: Vector, limit: int, timestamp: Any) -> list[StoredRow]:
         """At most ``limit`` matching rows with the largest inner product: label, body and vector."""
-        ...

@@ -56,18 +56,15 @@ class SidecarTables(Protocol):
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The result rows of a statement."""
-        ...
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> int:
         """Executes a statement. Returns the number of affected rows."""
-        ...
 
     def upsert_rows(self, rows: Iterable[tuple[Any, ...]], epoch: int) -> None:
         """Inserts or updates rows (tenant, id, source, sketch, checksum) as an epoch's scan sees them.
 
         Existing rows keep their age; rows added through Casemate also keep their source and digest.
         """
-        ...
 
 
 class SidecarDatabase(Protocol):
@@ -77,19 +74,15 @@ class SidecarDatabase(Protocol):
 
     def open(self) -> None:
         """Creates or verifies the tables."""
-        ...
 
     def transaction(self, write: bool) -> AbstractContextManager[SidecarTables]:
         """A transaction. Writers exclude one another."""
-        ...
 
     def exclusive_writer(self) -> AbstractContextManager[None]:
         """Excludes changes of the collection through Casemate by other processes during the block."""
-        ...
 
     def close(self) -> None:
         """Closes the database."""
-        ...
 
 
 UPSERT = (

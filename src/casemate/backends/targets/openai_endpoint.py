@@ -103,7 +103,6 @@ class OpenAIEndpoint(Target):
         return found
 
     async def _send(self, query: Query, turns: tuple[tuple[str, str], ...]) -> str:
-        """Text of the answer."""
         headers = {"content-type": "application/json"}
         if self.api_key:
             headers["authorization"] = Secret(f"Bearer {str(self.api_key)}")

@@ -208,7 +208,6 @@ def _attempt_from_event(event: Event) -> DeliveryAttempt:
 
 
 def _notification(update: PendingUpdate, channel: str) -> Notification:
-    """One alert change as a notification."""
     alert, text = update.alert, render_alert(update.alert, update.phase)
     details = {
         "kind": alert.kind,
@@ -224,7 +223,6 @@ def _notification(update: PendingUpdate, channel: str) -> Notification:
 
 
 def _summary(updates: Sequence[PendingUpdate], channel: str) -> Notification:
-    """Several alert changes as one notification."""
     text = summarize_alerts([(u.alert, u.phase) for u in updates])
     severity = highest_severity([u.alert.severity for u in updates])
     key = f"summary-{digest(channel, *(u.event.id for u in updates), length=32)}"

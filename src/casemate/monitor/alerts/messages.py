@@ -61,8 +61,9 @@ def render_alert(alert: Alert, phase: AlertPhase, key_names: Mapping[str, str] |
         ("What to do", list(alert.advice)),
     ]
     began = f"{'Began' if recovered else 'Since'} {alert.since:%Y-%m-%d %H:%M:%S} UTC. Alert {sanitize(alert.id)}."
-    plain = [title, began, *(_plain_section(name, lines) for name, lines in sections if lines)]
-    markdown = [f"**{title}**", began, *(_markdown_section(name, lines) for name, lines in sections if lines)]
+    lists = [(name, _bullets(lines)) for name, lines in sections if lines]
+    plain = [title, began, *(f"{name}:\n{listed.replace('`', '')}" for name, listed in lists)]
+    markdown = [f"**{title}**", began, *(f"**{name}**\n\n{listed}" for name, listed in lists)]
     return AlertText(title, "\n\n".join(plain), "\n\n".join(markdown))
 
 
@@ -127,14 +128,6 @@ def _code_spans(names: Sequence[str]) -> list[str]:
     shown = [f"`{sanitize(name)}`" for name in names[:MAX_ITEMS]]
     more = f"and {len(names) - MAX_ITEMS} more; 'casemate canary alerts --json' lists all"
     return [*shown, *([more] if len(names) > MAX_ITEMS else [])]
-
-
-def _plain_section(name: str, lines: Sequence[str]) -> str:
-    return f"{name}:\n{_bullets([line.replace('`', '') for line in lines])}"
-
-
-def _markdown_section(name: str, lines: Sequence[str]) -> str:
-    return f"**{name}**\n\n{_bullets(lines)}"
 
 
 def _bullets(lines: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ from casemate.monitor.alerts.alert import (
     alert_to_event,
     security_alert,
 )
-from casemate.monitor.canaries.results import Severity
+from casemate.monitor.canaries.results import Severity, group_by
 from casemate.monitor.poisoning.quarantine import QUARANTINE_KIND
 from casemate.protocols import EventStore
 from casemate.types import Event
@@ -83,10 +83,7 @@ def settle_quarantine_alerts(store: EventStore, now: datetime) -> None:
         BackendError: If the store cannot be read or written.
     """
     latest = {event.body.get("key"): event for event in store.scan(QUARANTINE_KIND)}
-    waiting: dict[str, list[Event]] = {}
-    for event in latest.values():
-        if event.body.get("what") == "held":
-            waiting.setdefault(alert_subject(event), []).append(event)
+    waiting = group_by((event for event in latest.values() if event.body.get("what") == "held"), alert_subject)
     states = _states(store)
     for state in states:
         if state.open and state.alert.canaries[0] not in waiting:

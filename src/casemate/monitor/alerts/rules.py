@@ -261,7 +261,6 @@ def _matching_alert(alerts: Iterable[Alert], finding: TrendFinding, run: RunCont
 
 
 def _merge(alert: Alert | None, finding: TrendFinding, run: RunContext, watched: WatchedSet) -> Alert:
-    """The alert extended by a finding, or a new alert."""
     new = [d for i in finding.canaries for d in run.documents.get(i, ())]
     documents = [*(alert.documents if alert else ()), *(d for d, _ in Counter(new).most_common())]
     canaries = tuple(dict.fromkeys([*(alert.canaries if alert else ()), *finding.canaries]))

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from casemate.config import StrictLoader
 from casemate.errors import DataError, did_you_mean, validation_reason
@@ -24,7 +24,6 @@ MAX_FILE_CHARACTERS = 5_000_000
 JSON_SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 RENAMED = {"every": "interval"}
 """Keys of earlier versions and their present names."""
-M = TypeVar("M", bound=BaseModel)
 _NULL = "tag:yaml.org,2002:null"
 
 
@@ -135,7 +134,7 @@ def _parse_canary(
     node: yaml.Node, number: int, k: int | None, judge: bool
 ) -> tuple[Canary | None, list[tuple[int, str]]]:
     """One canary, None if invalid, and its errors with their lines."""
-    found, errors = _validate(Canary, node)
+    found, errors = _validate(node)
     if found is not None:
         unsupported = unsupported_expectations(found, k=k, has_judge=judge)
         errors += [(_line_of(node, [error.field]), str(error)) for error in unsupported]
@@ -211,23 +210,23 @@ def _line_of(node: yaml.Node, path: Sequence[str | int] = ()) -> int:
     return line
 
 
-def _validate(model: type[M], node: yaml.Node) -> tuple[M | None, list[tuple[int, str]]]:
+def _validate(node: yaml.Node) -> tuple[Canary | None, list[tuple[int, str]]]:
     """A mapping as a model, None if invalid, and all its errors with their lines."""
     if not isinstance(node, yaml.MappingNode):
-        keys = ", ".join(list(model.model_fields)[:4])
+        keys = ", ".join(list(Canary.model_fields)[:4])
         return None, [(_line_of(node), f"must be a mapping with keys such as {keys}")]
     values = _value_of(node)
     blank = [key for key, value in values.items() if value is None]
     errors = [(_line_of(node, [key]), f"{key} has no value; remove the key or add a value") for key in blank]
     errors += [(again, f"duplicate key {key!r}, first in line {first}") for key, first, again in _duplicate_keys(node)]
     try:
-        return model.model_validate({key: value for key, value in values.items() if value is not None}), errors
+        return Canary.model_validate({key: value for key, value in values.items() if value is not None}), errors
     except ValidationError as error:
         reported = [e for e in error.errors() if e["loc"][:1] not in {(key,) for key in blank}]
-        return None, errors + [(_line_of(node, path), what) for e in reported for path, what in _describe(model, e)]
+        return None, errors + [(_line_of(node, path), what) for e in reported for path, what in _describe(e)]
 
 
-def _describe(model: type[BaseModel], error: Any) -> list[tuple[list[str | int], str]]:
+def _describe(error: Any) -> list[tuple[list[str | int], str]]:
     """Messages for one pydantic error, with the path that each concerns."""
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, FieldErrors):
@@ -238,7 +237,7 @@ def _describe(model: type[BaseModel], error: Any) -> list[tuple[list[str | int],
         key = str(path[-1])
         if key in RENAMED:
             return [(path, f"unknown key {where!r}; it is called {RENAMED[key]!r} now")]
-        closest = get_close_matches(key, model.model_fields, 1, 0.0)
+        closest = get_close_matches(key, Canary.model_fields, 1, 0.0)
         return [(path, f"unknown key {where!r}; did you mean {closest[0]!r}?")]
     if error["type"] == "missing":
         return [(path, f"{where} is missing")]

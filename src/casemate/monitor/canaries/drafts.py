@@ -19,6 +19,7 @@ import numpy as np
 
 from casemate.monitor.canaries.canary import MIN_TRIGGER_COSINE
 from casemate.monitor.canaries.matching import normalized_tokens
+from casemate.monitor.canaries.results import group_by
 from casemate.text.markup import without_links
 from casemate.text.sentences import clauses, proper_nouns, restore_names, sentences, terms
 from casemate.text.tokens import NUMBER, ReferenceCorpus, content_words, join_words, stem, words
@@ -151,7 +152,7 @@ class CanaryDrafter:
             for span in _answer_spans(sentence)
             for about in [self._describing_terms(sentence, span, document.title, terms_each)]
             if len(about) > 1
-            for question in [self._question(join_words(about), span)]
+            for question in [self._draw(FACT_TEMPLATES).format(kind=_span_kind(span), about=join_words(about))]
             if not set(normalized_tokens(span)) & set(normalized_tokens(question))
         ]
         for _, question, span in sorted(found, key=lambda f: -f[0])[:4]:
@@ -213,9 +214,6 @@ class CanaryDrafter:
             best = [named, *(t for t in best if not content_words(t) <= content_words(named))]
         return best if best[:1] == [named] else _in_reading_order(best, sentence)
 
-    def _question(self, about: str, span: str) -> str:
-        return self._draw(FACT_TEMPLATES).format(kind=_span_kind(span), about=about)
-
     def _weight(self, found: Sequence[str]) -> float:
         """Summed rarity of the words of some terms."""
         return sum(self.genre.rarity(w) for term in found for w in words(term))
@@ -238,10 +236,8 @@ def sample_names(documents: Sequence[Document], genre: ReferenceCorpus, rng: np.
 
 def _answer_spans(sentence: str) -> list[str]:
     """Years, numbers and names that are the only ones of their kind in the sentence, so an answer can be checked."""
-    found: dict[str, list[str]] = {}
-    for span in [*(n for n in NUMBER.findall(sentence) if len(n) > 1), *(m[0] for m in _NAME.finditer(sentence))]:
-        found.setdefault(_span_kind(span), []).append(span)
-    return [spans[0] for spans in found.values() if len(spans) == 1]
+    found = [*(n for n in NUMBER.findall(sentence) if len(n) > 1), *(m[0] for m in _NAME.finditer(sentence))]
+    return [spans[0] for spans in group_by(found, _span_kind).values() if len(spans) == 1]
 
 
 def _span_kind(span: str) -> str:

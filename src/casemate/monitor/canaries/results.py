@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 
 from casemate.runtime.stored import read_stored
 from casemate.types import Event
 
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 RESULT_KIND = "canary"
 """Kind of the events that store one result each."""
 
@@ -120,11 +123,11 @@ def result_from_event(event: Event) -> CanaryResult:
     return read_stored(_RESULT, {**event.body, "at": event.at}, "result of a canary")
 
 
-def group_by_canary(results: Iterable[CanaryResult]) -> dict[str, list[CanaryResult]]:
-    """Results by canary id, in the given order."""
-    found: dict[str, list[CanaryResult]] = {}
-    for result in results:
-        found.setdefault(result.canary, []).append(result)
+def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by key, in the given order."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
     return found
 
 

@@ -218,6 +218,5 @@ def _draw_wording(canary: Canary, run_id: str) -> int:
 
 
 def _shuffled(canaries: Sequence[Canary], run_id: str) -> list[Canary]:
-    """The canaries in an order that follows from the run id."""
     seed = int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8], "big")
     return [canaries[i] for i in np.random.default_rng(seed).permutation(len(canaries))]

@@ -112,7 +112,8 @@ class CanarySuggestion:
     @property
     def text(self) -> str:
         """The set as a YAML file with comments, for ``read_canaries``."""
-        header = [*_header(self), f"name: {_yaml_scalar(self.canaries.name)}"]
+        name = yaml.safe_dump(self.canaries.name, allow_unicode=True, default_style='"', width=10_000).strip()
+        header = [*_header(self), f"name: {name}"]
         return canaries_yaml(header, self.canaries.canaries, self.notes)
 
 
@@ -353,7 +354,6 @@ def _interleave(counts: Mapping[str, int]) -> list[str]:
 
 
 def _stricter(canary: Canary) -> Canary:
-    """The canary with stricter thresholds."""
     if canary.baseline_query is None:
         return canary
     overlap = STRICT_OVERLAP if canary.min_overlap else 0.0
@@ -376,8 +376,3 @@ def _header(found: CanarySuggestion) -> list[str]:
     if found.coverage.traffic is not None:
         lines.append(f"# Given questions covered: {found.coverage.traffic.value:.0%}.")
     return lines + [f"# Not covered: {region.name} ({region.chunks} chunks)" for region in found.coverage.uncovered]
-
-
-def _yaml_scalar(text: str) -> str:
-    """A text on one line of YAML."""
-    return yaml.safe_dump(text, allow_unicode=True, default_style='"', width=10_000).strip()

@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from casemate.errors import DataError
 from casemate.maths.stats import e_value
-from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, base_run_id
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, base_run_id, group_by
 from casemate.monitor.drift.compare import rank_biased_overlap
 from casemate.types import Event, Float64
 
@@ -103,12 +103,9 @@ class DriftReading:
 
 def windows_by_run(results: Iterable[CanaryResult]) -> list[list[Observation]]:
     """Answers of canaries, one window per run, oldest first, without repetitions and errors."""
-    found: dict[str, list[Observation]] = {}
-    for r in results:
-        if r.run == base_run_id(r.run) and r.status is not CanaryStatus.ERROR:
-            observation = Observation(r.canary, r.at, r.refused, r.words, r.documents, r.sources)
-            found.setdefault(r.run, []).append(observation)
-    return list(found.values())
+    kept = (r for r in results if r.run == base_run_id(r.run) and r.status is not CanaryStatus.ERROR)
+    runs = group_by(kept, lambda r: r.run).values()
+    return [[Observation(r.canary, r.at, r.refused, r.words, r.documents, r.sources) for r in run] for run in runs]
 
 
 def observations_of_verdicts(events: Iterable[Event], without: str | tuple[str, ...] = "canary") -> list[Observation]:
@@ -127,11 +124,8 @@ def observations_of_verdicts(events: Iterable[Event], without: str | tuple[str, 
 
 def windows_by_time(observations: Sequence[Observation], seconds: float) -> list[list[Observation]]:
     """Windows of equal length above 0, counted from the first observation; empty ones are left out."""
-    found: dict[int, list[Observation]] = {}
     ordered = sorted(observations, key=lambda o: o.at)
-    for one in ordered:
-        found.setdefault(int((one.at - ordered[0].at).total_seconds() // seconds), []).append(one)
-    return list(found.values())
+    return [*group_by(ordered, lambda o: (o.at - ordered[0].at).total_seconds() // seconds).values()]
 
 
 def detect_drift(
@@ -153,7 +147,11 @@ def detect_drift(
     """
     if reference < MIN_REFERENCE or not any(windows[:reference]):
         raise DataError(f"a reference of {reference} windows is too short; use at least {MIN_REFERENCE}, not all empty")
-    history = _History([o for window in windows[1:reference] for o in window], _contexts(windows[0]), paired)
+    history = _History(
+        [o for window in windows[1:reference] for o in window],
+        {o.question: o.documents for o in windows[0] if o.documents},
+        paired,
+    )
     if not paired:
         history.observations = [*windows[0], *history.observations]
     rng = np.random.default_rng(seed)
@@ -314,7 +312,3 @@ def _permutation_p(
 def _strata(observations: Sequence[Observation]) -> npt.NDArray[np.int64]:
     number = {name: i for i, name in enumerate(dict.fromkeys(o.question for o in observations))}
     return np.array([number[o.question] for o in observations], np.int64)
-
-
-def _contexts(window: Sequence[Observation]) -> dict[str, Sequence[str]]:
-    return {o.question: o.documents for o in window if o.documents}

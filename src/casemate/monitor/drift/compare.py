@@ -18,7 +18,7 @@ import numpy as np
 
 from casemate.errors import ConfigError
 from casemate.maths.stats import Estimate
-from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, group_by_canary
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, group_by
 from casemate.monitor.canaries.run import CanaryRunner
 from casemate.protocols import Embedder, Target
 
@@ -133,7 +133,7 @@ def compare_results(
     tolerance: float = TOLERANCE,
 ) -> Comparison:
     """Compares the results of two systems, each canary asked equally often; see ``compare_targets``."""
-    one, other = group_by_canary(first), group_by_canary(second)
+    one, other = (group_by(results, lambda r: r.canary) for results in (first, second))
     rows = {name: (one[name], other[name]) for name in one if name in other}
     errors = {name: (_count_errors(a), _count_errors(b)) for name, (a, b) in rows.items()}
     pairs = tuple(_pair(a, b, embedder) for name, (a, b) in rows.items() if not any(errors[name]))

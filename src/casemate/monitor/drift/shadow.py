@@ -148,7 +148,6 @@ def _flip_kind(a: ObservedAnswer, b: ObservedAnswer, cosine: float | None) -> st
 
 
 def _plain_text(answer: ObservedAnswer) -> str:
-    """The answer without citations."""
     return " ".join(matching.strip_citations(answer.text).split())
 
 

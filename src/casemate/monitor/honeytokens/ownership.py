@@ -153,6 +153,5 @@ def _smallest_p_value(questions: int) -> float:
 
 
 def _values_in(answer: str, question: OwnershipQuestion) -> set[str]:
-    """Returns the possible values that an answer names."""
     said = {stem(word) for word in words(answer)}
     return {value for value in VALUES[question.attribute] if stem(value.lower()) in said}

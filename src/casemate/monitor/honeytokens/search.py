@@ -169,7 +169,6 @@ def search_files(
 
 
 def _indexed_records(index: Index | None, key: HoneytokenKey) -> list[HoneyRecord]:
-    """Records of all tenants."""
     if index is None:
         return []
     return [record for tenant in index.tenants() for record in find_records(index, key, tenant).records]
@@ -196,7 +195,6 @@ def _logged_strings(key: HoneytokenKey, event: Event) -> dict[str, PlantedString
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """A text in overlapping blocks."""
     for start in range(0, max(len(text) - OVERLAP, 1), BLOCK - OVERLAP):
         yield text[start : start + BLOCK]
 

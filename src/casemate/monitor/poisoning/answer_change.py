@@ -62,6 +62,7 @@ ANSWER_S = 120.0
 log = logging.getLogger(__name__)
 _CITATIONS = re.compile(r"(?<=[.!?])(?:\s*\[[0-9]{1,3}\])+(?=\s|$)")
 _LAST_CITATION = re.compile(r"(?<!\s)\s*\[[0-9]{1,3}\]$")
+_asked_words = lru_cache(maxsize=8192)(content_words)
 
 
 class EnteredQuestion(NamedTuple):
@@ -250,11 +251,6 @@ def answer_keywords(question: AskedQuestion, answer: str) -> frozenset[str]:
     typed = {t.lemma for t, expected in new if not expected.isdisjoint(w.lower() for w in t.written.split())}
     named = {t.lemma for t, _ in new if t.named}
     return frozenset(typed or named or {t.lemma for t, _ in new})
-
-
-@lru_cache(maxsize=8192)
-def _asked_words(question: str) -> frozenset[str]:
-    return content_words(question)
 
 
 def _stated_keywords(question: AskedQuestion, unit: Document) -> frozenset[str]:

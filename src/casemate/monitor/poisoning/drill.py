@@ -152,6 +152,5 @@ class PoisoningDrill:
 
 
 def _newly_failed(before: CanaryRun, now: CanaryRun) -> tuple[str, ...]:
-    """Canaries that passed before and fail now."""
     passed = {r.canary for r in before.results if r.status is CanaryStatus.PASS}
     return tuple(r.canary for r in now.results if r.canary in passed and r.status is CanaryStatus.FAIL)

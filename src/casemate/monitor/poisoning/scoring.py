@@ -332,7 +332,6 @@ class PoisonScreener:
         return found
 
     def _surprises(self, signals: _Signals) -> dict[str, float]:
-        """Surprise of each signal."""
         found = {name: d.surprise(signals.values[name]) for name, d in self._distributions.items()}
         return found | {"block": self._block_surprise(signals.values["block"], signals.compared)}
 

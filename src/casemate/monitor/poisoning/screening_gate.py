@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from casemate.errors import BackendError
 from casemate.guard.guard import Guard
+from casemate.monitor.canaries.results import group_by
 from casemate.monitor.poisoning.quarantine import Quarantine, QuarantinedSource, quarantine_key
 from casemate.monitor.poisoning.scoring import PoisonScreener
 from casemate.monitor.poisoning.screening_evidence import REASON, ScreeningEvidence
@@ -29,7 +30,6 @@ class _SinkBeforeGuard(DocumentSink):
 
     @property
     def embedder(self) -> Embedder:
-        """Embeds the documents."""
         return self.guard.embedder
 
     @property
@@ -38,7 +38,6 @@ class _SinkBeforeGuard(DocumentSink):
         return self.guard.index
 
     async def remove(self, sources: Sequence[str], tenant: str = DEFAULT_TENANT) -> int:
-        """Removes sources from the index. See ``DocumentSink.remove``."""
         return await self.guard.remove(sources, tenant)
 
 
@@ -81,7 +80,7 @@ class ScreeningGate(_SinkBeforeGuard):
         """Sources whose content is in quarantine or was dropped before. They are not screened again."""
         states = self._states()
         found: dict[str, Withheld] = {}
-        for chunks in _group_by_source(documents):
+        for chunks in group_by(documents, lambda d: d.source).values():
             state = states.get(quarantine_key(chunks, tenant))
             if state in ("held", "dropped"):
                 found[chunks[0].source] = "quarantined" if state == "held" else "rejected"
@@ -107,7 +106,7 @@ class ScreeningGate(_SinkBeforeGuard):
         states = self._states()
         released = {
             chunks[0].source
-            for chunks in _group_by_source(documents)
+            for chunks in group_by(documents, lambda d: d.source).values()
             if states.get(quarantine_key(chunks, tenant)) == "released"
         }
         new = [i for i, d in enumerate(documents) if d.source not in released]
@@ -208,10 +207,3 @@ class TenantScreening(_SinkBeforeGuard):
             if gate is not None:
                 gate.enforce = self._enforced()
             return gate
-
-
-def _group_by_source(documents: Iterable[Document]) -> list[list[Document]]:
-    found: dict[str, list[Document]] = {}
-    for document in documents:
-        found.setdefault(document.source, []).append(document)
-    return list(found.values())

@@ -127,7 +127,6 @@ class LeaderElection:
             log.warning("the lease %s was not released and will expire: %s", self.name, error)
 
     async def _run_term(self, work: Callable[[], Coroutine[Any, Any, None]], on_change: Callable[[bool], None]) -> None:
-        """One term as the leader."""
         on_change(True)
         try:
             if not await self.run_while_leader(work()):

@@ -102,7 +102,6 @@ class RunExecutor:
     async def _execute(
         self, started: StartedRun, clock: Callable[[], float], may_write: Callable[[], Awaitable[bool]]
     ) -> RunAnalysis:
-        """Executes a started run to its end."""
         since = _now(clock) if started.slot is None else datetime.fromtimestamp(started.slot, UTC)
         by_id = self.watched.by_id
         ids: Sequence[str] = [i for i in started.canaries if i in by_id] or list(by_id)  # the set may have changed
@@ -150,7 +149,6 @@ class RunExecutor:
         self.on_result(result)
 
     def _last_state(self, now: datetime) -> CusumState:
-        """State after the run that finished last."""
         return schedule.load_history(self.store, self.watched.name, now).state
 
     def _conclude(self, started: StartedRun, results: Sequence[CanaryResult], now: datetime) -> RunAnalysis:

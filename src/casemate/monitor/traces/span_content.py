@@ -240,9 +240,10 @@ def _text(raw: Any, keys: Sequence[str], roles: set[str], depth: int = 0) -> str
 def _text_in_list(raw: Sequence[Any], keys: Sequence[str], roles: set[str], depth: int) -> str:
     messages = [one for one in raw if isinstance(one, Mapping) and _role(one)]
     if messages:
-        said = next((one for one in reversed(messages) if _role(one) in roles), None)
+        said = next((one for one in reversed(messages) if _role(one) in roles), {})
         # the role decides; without a message of the role there is no text
-        return "" if said is None else _text(_without_role(said), keys, roles, depth + 1)
+        rest = {key: value for key, value in said.items() if key not in ("role", "type", "id")}
+        return _text(rest, keys, roles, depth + 1)
     read = (_text(one, keys, roles, depth + 1) for one in raw[:MAX_DOCUMENTS] if not _is_media(one))
     texts = [text for text in read if text]
     is_one_message = all(isinstance(one, Mapping) and "type" in one for one in raw)
@@ -257,10 +258,6 @@ def _role(message: Mapping[str, Any]) -> str:
     if role is None and isinstance(name := message.get("id"), list) and name and message.get("lc"):
         role = {"HumanMessage": "human", "AIMessage": "ai"}.get(str(name[-1]), "other")
     return role.lower() if isinstance(role, str) else ""
-
-
-def _without_role(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if key not in ("role", "type", "id")}
 
 
 def _is_media(part: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from casemate.maths.stats import Estimate, proportion
 from casemate.monitor.canaries.coverage import CorpusRegion, RegionMap
+from casemate.monitor.canaries.results import group_by
 from casemate.monitor.drift.answer_drift import Observation
 from casemate.monitor.traces.recorder import TRACE_KIND
 from casemate.monitor.traces.span_content import QuestionPlace, TracedDocument, wording_order
@@ -94,9 +95,7 @@ def read_traffic(store: EventStore, tenant: str, since: datetime | None = None) 
 
 def join_spans(events: Iterable[Event]) -> list[TracedQuestion]:
     """Joins the spans of each trace, in whatever order they were recorded. A trace without a question is left out."""
-    traces: dict[str, list[Event]] = {}
-    for event in events:
-        traces.setdefault(str(event.body.get("trace", "")), []).append(event)
+    traces = group_by(events, lambda event: str(event.body.get("trace", "")))
     found = (_question_of(name, spans) for name, spans in traces.items())
     return sorted((one for one in found if one), key=lambda one: one.at)
 

@@ -31,7 +31,7 @@ from casemate.monitor.canaries.results import (
     CanaryResult,
     CanaryRun,
     CanaryStatus,
-    group_by_canary,
+    group_by,
 )
 from casemate.monitor.trends.cusum import WatchedCanary, WatchedSet
 from casemate.monitor.trends.sequential_tests import FlakeCounts
@@ -138,14 +138,14 @@ def record_baseline(
     """
     if not runs:
         raise DataError("no runs to record; ask the canaries first")
-    history = group_by_canary(result for run in runs for result in run.results)
+    history = group_by((result for run in runs for result in run.results), lambda r: r.canary)
     never = [c.id for c in canaries.canaries if not any(r.status is CanaryStatus.PASS for r in history.get(c.id, ()))]
     if never and not force:
         raise DataError(
             f"{len(never)} of {len(canaries.canaries)} canaries never passed in {len(runs)} runs: "
             f"{', '.join(never)}; correct or remove them, or record them with --force"
         )
-    repeated = group_by_canary(r for r in repeats if r.status is not CanaryStatus.ERROR)
+    repeated = group_by((r for r in repeats if r.status is not CanaryStatus.ERROR), lambda r: r.canary)
     measured = {
         canary.id: replace(
             _measure(canary, judged, digests or {}, len(history[canary.id]) - len(judged)),

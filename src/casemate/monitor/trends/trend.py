@@ -12,7 +12,7 @@ information about a canary; an unreachable target is a finding of its own.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -24,7 +24,7 @@ from casemate.monitor.canaries.results import (
     CanaryStatus,
     Severity,
     base_run_id,
-    group_by_canary,
+    group_by,
     result_from_event,
 )
 from casemate.monitor.trends import sequential_tests
@@ -182,7 +182,7 @@ def compute_trend(
     analyses: list[RunAnalysis] = []
     findings: list[TrendFinding] = []
     with _gc_paused():
-        for results in _group_by_run(history):
+        for results in group_by(history, lambda r: base_run_id(r.run)).values():
             analysis = analyze_run(state, results, watched, limits)
             findings += run_findings(state, analysis, watched, limits)
             analyses.append(analysis)
@@ -248,7 +248,6 @@ def _failure_rate(analysis: RunAnalysis, limits: AlarmLimits) -> list[TrendFindi
 
 
 def _alarms(analysis: RunAnalysis, watched: WatchedSet, limits: AlarmLimits) -> list[TrendFinding]:
-    """Alarms of the sequential tests."""
     pooled = _pooled_alarm(analysis)
     if not analysis.alarmed:
         return pooled
@@ -266,7 +265,6 @@ def _alarms(analysis: RunAnalysis, watched: WatchedSet, limits: AlarmLimits) -> 
 
 
 def _pooled_alarm(analysis: RunAnalysis) -> list[TrendFinding]:
-    """Alarm of the pooled test."""
     if not analysis.decayed:
         return []
     runs = analysis.state.pooled
@@ -297,14 +295,6 @@ def _missing_answers(before: CusumState, analysis: RunAnalysis) -> list[TrendFin
         message = f"{', '.join(blind)}: {runs}, while other canaries got answers"
         findings.append(_finding(analysis, BLIND, Severity.MEDIUM, tuple(blind), message))
     return findings
-
-
-def _group_by_run(history: Iterable[CanaryResult]) -> list[list[CanaryResult]]:
-    """Results of each run with its repetitions, in the order of the runs."""
-    found: dict[str, list[CanaryResult]] = {}
-    for result in history:
-        found.setdefault(base_run_id(result.run), []).append(result)
-    return list(found.values())
 
 
 def _alarm_episodes(
@@ -356,7 +346,7 @@ def _counts_by_run(
 
 
 def _summaries(history: Sequence[CanaryResult], watched: WatchedSet, state: CusumState) -> tuple[CanarySummary, ...]:
-    asked: Mapping[str, Sequence[CanaryResult]] = group_by_canary(r for r in history if "~" not in r.run)
+    asked = group_by((r for r in history if "~" not in r.run), lambda r: r.canary)
     baselines = tuple(c.flakes for c in watched.canaries)
     return tuple(_summary(c, asked.get(c.id, ()), state.canaries.get(c.id), baselines) for c in watched.canaries)
 

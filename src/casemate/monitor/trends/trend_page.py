@@ -271,7 +271,6 @@ def _sentences(
     score: RunPanel | None,
     base: CanaryBaseline | None,
 ) -> list[str]:
-    """The figures of one canary in words."""
     silent = f", {summary.errors} without an answer" if summary.errors else ""
     found = [f"Failed in {summary.failed} of {plural(summary.judged, 'run')}{silent}."]
     if summary.flake_rate is None:

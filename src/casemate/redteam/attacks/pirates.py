@@ -97,7 +97,6 @@ class Pirates(ExtractionAttack):
             state.penalize(used, old, len(old) / len(found) if found else 1.0)
 
     async def _compose_text(self, anchors: Sequence[str]) -> str:
-        """A short text that contains the anchors."""
         if self.writer:
             request = TEXT_REQUEST.format(words=MAX_WORDS, anchors=", ".join(anchors))
             if written := " ".join(await writer_lines(self.writer, request)):
@@ -105,7 +104,6 @@ class Pirates(ExtractionAttack):
         return ANCHOR_TEMPLATE.format(join_words(anchors))
 
     async def _extract_anchors(self, chunk: str, document_frequency: Counter[str]) -> list[str]:
-        """Anchors from the end of a chunk."""
         end = chunk[-TAIL_CHARACTERS:]
         count = self.anchors_per_chunk
         if self.writer and (

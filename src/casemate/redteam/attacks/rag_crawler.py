@@ -231,7 +231,6 @@ class _Scheduler:
         return self.graph.relations[r] if own[r] > self._limit else ""
 
     def record_gain(self, entity: int, entities: int, edges: int) -> None:
-        """Records the gain of a question about an entity."""
         self._recent.append((entities, edges))
         most = [max(1, *(gain[i] for gain in self._recent)) for i in (0, 1)]
         self._gains[entity] += entities / most[0] + edges / most[1]
@@ -275,7 +274,6 @@ class _Scheduler:
 
 
 def _parse_triples(written: Sequence[str]) -> list[Triple]:
-    """The lines that are triples."""
     parts = [[part.strip() for part in line.split("|")] for line in written]
     return [Triple(p[0], p[1].lower(), p[2]) for p in parts if len(p) == 3 and _is_short(p[0]) and _is_short(p[2])]
 

@@ -105,7 +105,8 @@ class RAGThief(ExtractionAttack):
             for piece in new_texts:
                 yield piece.text
                 if piece.novel:
-                    queue.put([_clean(anchor) for anchor in await self._anchors(piece.text)])
+                    cleaned = (" ".join(_UNSAFE.sub(" ", a).split()) for a in await self._anchors(piece.text))
+                    queue.put([anchor[:MAX_ANCHOR_CHARACTERS] for anchor in cleaned])
 
     def _initial(self, rng: np.random.Generator) -> Iterator[str]:
         """Topics in random order, then random common words without end."""
@@ -170,10 +171,6 @@ def windows(chunk: str, size: int, forward: int, backward: int) -> list[str]:
     before.insert(max(backward - 1, 1), " ".join(terms[:KEYWORDS]))
     pairs = zip_longest(after[:forward], before[:backward])
     return list(dict.fromkeys(anchor for anchor in chain.from_iterable(pairs) if anchor))
-
-
-def _clean(anchor: str) -> str:
-    return " ".join(_UNSAFE.sub(" ", anchor).split())[:MAX_ANCHOR_CHARACTERS]
 
 
 async def _imagine(writer: Generator, chunk: str, count: int, place: str) -> list[str]:

@@ -57,7 +57,6 @@ class VocabularyEmbedder(Protocol):
 
     def vocabulary(self) -> Sequence[str]:
         """Words of one token each, in a fixed order."""
-        ...
 
 
 @dataclass(eq=False)

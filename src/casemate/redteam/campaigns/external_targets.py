@@ -227,8 +227,5 @@ def _identity(part: PluginSpec) -> str:
     found: dict[str, Any] = {key: value for key, value in part.options.items() if key not in NOT_IDENTIFYING}
     for key in found.keys() & {"url", "base_url"}:
         found[key] = urlsplit(str(found[key]))._replace(netloc=host_of(str(found[key]))).geturl()
-    return digest(part.use, {key: _value_digest(value) for key, value in found.items()})
-
-
-def _value_digest(value: Any) -> str:
-    return digest(str(dict(value)) if isinstance(value, Mapping) else str(value))
+    texts = {key: str(dict(value) if isinstance(value, Mapping) else value) for key, value in found.items()}
+    return digest(part.use, {key: digest(text) for key, text in texts.items()})

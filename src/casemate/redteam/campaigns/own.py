@@ -223,6 +223,7 @@ class OwnMembershipCampaign(OwnCampaign):
             datasets.copy_without_nonmembers(self.app.index, index, split, self.tenant, count)
         systems = TargetFactory(self.config, self.config.folder, rag, await self._calibrate(rag, steps))
         indexed = datasets.indexed_sources(index, {d.source for d in split.members}, self.tenant)
+        calibrations = [path.read_text(encoding="utf-8") for path in calibration_files(systems.calibrations)]
         plan = ExperimentPlan(
             seed=section.seed,
             k=self.config.rag.k,
@@ -230,7 +231,7 @@ class OwnMembershipCampaign(OwnCampaign):
             identity=section.identity,
             questions=section.budget,
             concurrency=section.concurrency,
-            label=self.label(rag, [sorted(index.digests(self.tenant).items()), *_read_all(systems.calibrations)]),
+            label=self.label(rag, [sorted(index.digests(self.tenant).items()), *calibrations]),
         )
         workers = self._workers(systems, split, indexed, plan, directory / INDEX)
         experiment = Experiment(attacks, split, systems.targets(), store, indexed, plan, workers)
@@ -391,10 +392,6 @@ def _usable_label(store: CampaignStore, label: str) -> tuple[str, Callable[[], o
     while store.get_reply(f"discarded-{label}-{number}"):
         number += 1
     return f"{label}-{number}", partial(store.put_reply, f"discarded-{label}-{number}", "1")
-
-
-def _read_all(calibrations: Path | None) -> list[str]:
-    return [path.read_text(encoding="utf-8") for path in calibration_files(calibrations)]
 
 
 def _describe(part: PluginSpec) -> str:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,6 @@ from casemate.protocols import CalibratedDefense, Embedder, EventStore, Index, T
 from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.membership import build_attacks
 from casemate.redteam.campaigns.run_directory import INDEX
-from casemate.redteam.lab.budgets import BudgetsInMemory
 from casemate.redteam.lab.caching import CachedGenerator, ReplyBuffer
 from casemate.redteam.lab.datasets import IndexedSource, Split
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, RunOnWorkers, WorkItem, WorkResult
@@ -36,6 +38,7 @@ from casemate.redteam.lab.store import CampaignStore
 from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.runtime.executor import Executor, Shared, Stopped
 from casemate.system import EmbeddingTask, audience_policy
+from casemate.types import Event, QuotaGrant, QuotaRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class TargetFactory:
         section = self.config.guard
         defenses = []
         for part in section.defenses:
-            parts = injected | ({EventStore: BudgetsInMemory()} if plugins.load("defense", part.use) is Quorum else {})
+            parts = injected | ({EventStore: _BudgetsInMemory()} if plugins.load("defense", part.use) is Quorum else {})
             defenses.append(build("defense", self._calibrated(part), self.folder, parts))
         return Guard(bare, defenses, on_error=section.on_error, audience=audience_policy(section, self.folder))
 
@@ -69,6 +72,49 @@ class TargetFactory:
             return part
         file = self.calibrations.absolute() / f"{part.use}.json"
         return PluginSpec.model_validate({"use": part.use, **part.options, "calibration": file})
+
+
+class _BudgetsInMemory(EventStore):
+    """Budgets of units for a guard of the lab, so that attacks use up none of the operator's. Safe for threads.
+
+    Quotas have one period and start unused. Events are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._used: defaultdict[str, int] = defaultdict(int)
+        self._lock = threading.Lock()
+
+    def append(self, event: Event) -> None:
+        """Drops the event."""
+
+    def scan(self, kind: str | None = None, since: datetime | None = None) -> Sequence[Event]:
+        return ()
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        return True
+
+    def lease(self, name: str, holder: str, seconds: float) -> bool:
+        return False
+
+    def release(self, name: str, holder: str) -> None:
+        """See ``EventStore``. There are no leases."""
+
+    def close(self) -> None:
+        """See ``EventStore``. There is nothing to close."""
+
+    def acquire(self, requests: Sequence[QuotaRequest]) -> Sequence[QuotaGrant]:
+        """See ``EventStore``. Periods and replenishment are not supported."""
+        grants = []
+        with self._lock:
+            for request in requests:
+                granted = max(0, min(request.amount, int(request.most) - self._used[request.name]))
+                self._used[request.name] += granted
+                grants.append(QuotaGrant(granted, self._used[request.name]))
+        return grants
+
+    def quota_usage(self, prefix: str) -> Mapping[str, float]:
+        with self._lock:
+            return {name: float(used) for name, used in self._used.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,6 @@ class RecoveredTexts:
         return novel
 
     def _has_similar(self, tokens: Sequence[str], places: Iterable[tuple[str, int]]) -> bool:
-        """Whether a similar text was recovered."""
         found = [
             np.frombuffer(self._inverted_index[place], np.int32) for place in places if place in self._inverted_index
         ]

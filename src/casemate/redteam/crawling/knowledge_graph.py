@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -83,14 +84,9 @@ def _linked(clause: str, phrases: Sequence[str]) -> list[Triple]:
         begin = max(clause.find(phrase.lower(), at), at)
         at = begin + len(phrase)
         positions.append((begin, at))
-    return [
-        Triple(head, _relation(clause[positions[i][1] : positions[i + 1][0]]), phrases[i + 1])
-        for i, head in enumerate(phrases[:-1])
-    ]
-
-
-def _relation(between: str) -> str:
-    return next((name for name, pattern in RELATIONS.items() if pattern.search(between)), OTHER)
+    between = [clause[end:begin] for (_, end), (begin, _) in pairwise(positions)]
+    relations = (next((name for name, p in RELATIONS.items() if p.search(part)), OTHER) for part in between)
+    return list(map(Triple, phrases, relations, phrases[1:]))
 
 
 class KnowledgeGraph:

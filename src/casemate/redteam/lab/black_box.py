@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import Token
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from casemate.errors import BackendError, BudgetExhausted, QueryError
@@ -60,7 +59,6 @@ class SupportsAsk(Protocol):
 
     async def ask(self, query: Query) -> Answer:
         """Answers one query."""
-        ...
 
 
 class AskFunction(Protocol):
@@ -68,7 +66,6 @@ class AskFunction(Protocol):
 
     def __call__(self, text: str) -> Coroutine[Any, Any, Reply]:
         """See `BlackBox.ask`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +104,7 @@ class TargetSession:
         self._token = PROMPT_COUNTS.set(Counter())
         return MeteredBlackBox(self.ask)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._token is not None:
             PROMPT_COUNTS.reset(self._token)
 

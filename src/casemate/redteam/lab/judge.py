@@ -314,7 +314,6 @@ def missing_trials(trials: Sequence[Trial], half: Mapping[str, Half]) -> str:
 
 
 def _attack_checks(result: AttackResult, failed: bool, guarded: bool, limits: MembershipLimits) -> list[Check]:
-    """Whether an attack works, and whether the guard stops it."""
     if failed:
         why = f"{result.name} was aborted, so its result is unknown: {result.error}"
         return [Check("The attack completed", CheckStatus.ERROR, None, None, why, result.name, OWASP, ATLAS)]

@@ -110,6 +110,11 @@ class AttackResult:
     auc_drop: Estimate | None = None
     error: str = ""
 
+    @property
+    def sides(self) -> dict[str, MembershipMetrics]:
+        """The metrics by target, `off` and `on`."""
+        return {side: metrics for side, metrics in (("off", self.off), ("on", self.on)) if metrics}
+
 
 @dataclass(frozen=True, slots=True)
 class RecoveredText:

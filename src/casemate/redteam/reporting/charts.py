@@ -20,24 +20,24 @@ from casemate.reports.svg import (
 
 def lowest_auc(attacks: Iterable[AttackResult]) -> float:
     """Returns the start of an AUC axis that contains every interval: at most .4, a multiple of .1."""
-    lows = [f.auc.low for a in attacks for f in (a.off, a.on) if f and math.isfinite(f.auc.low)]
+    lows = [f.auc.low for a in attacks for f in a.sides.values() if math.isfinite(f.auc.low)]
     return max(0.0, math.floor(10 * min([0.4, *lows]) + 1e-9) / 10)
 
 
 def track(result: AttackResult, low: float, key: str) -> Drawing:
     """Draws the AUC with the guard off and on, on an axis from ``low`` to 1."""
-    return auc_track(result.name, {side: f.auc for side, f in _sides(result).items()}, low, key)
+    return auc_track(result.name, {side: f.auc for side, f in result.sides.items()}, low, key)
 
 
 def roc(result: AttackResult, key: str) -> Drawing:
     """Draws the ROC curves with the guard off and on."""
-    curves = {side: RocCurve(f.roc, f.auc, f.tpr_at_1) for side, f in _sides(result).items()}
+    curves = {side: RocCurve(f.roc, f.auc, f.tpr_at_1) for side, f in result.sides.items()}
     return roc_chart(result.name, curves, key)
 
 
 def histogram(result: AttackResult, side: str, key: str) -> Drawing | None:
     """Draws the scores of members and non-members on one side; None if there are no scores."""
-    shapes = {name: shape for name, f in _sides(result).items() if (shape := _shares(f))}
+    shapes = {name: shape for name, f in result.sides.items() if (shape := _shares(f))}
     return score_histogram(result.name, shapes, side, key) if side in shapes else None
 
 
@@ -47,10 +47,6 @@ def recovery(results: Mapping[str, ExtractionResult]) -> Drawing:
     budget = max((result.questions for result in results.values()), default=1) or 1
     curves = {side: [(float(at), crr) for at, _, crr in result.curve] for side, result in results.items()}
     return extraction_chart(curves, float(budget), said)
-
-
-def _sides(result: AttackResult) -> dict[str, MembershipMetrics]:
-    return {side: f for side, f in (("off", result.off), ("on", result.on)) if f}
 
 
 def _shares(figures: MembershipMetrics) -> GroupHistogram | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from casemate.maths.stats import Estimate
-from casemate.redteam.lab.results import AttackResult, CampaignResult, Check, CheckStatus, MembershipMetrics
+from casemate.redteam.lab.results import AttackResult, CampaignResult, Check, CheckStatus
 from casemate.redteam.reporting.text import auc_in_words
 from casemate.reports.format import measured, scrub
 
@@ -148,7 +148,6 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _compare_evidence(new: Mapping[str, Any], old: Mapping[str, Any]) -> tuple[list[ReportChange], list[ReportChange]]:
-    """Changed settings, and other changed evidence."""
     now, then = dict(flatten(new)), dict(flatten(old))
     settings: list[ReportChange] = []
     notes: list[ReportChange] = []
@@ -175,13 +174,10 @@ def _attack_settings(new: CampaignResult, old: CampaignResult) -> Iterator[Repor
         if not (now.off and was.off and now.on and was.on):
             continue
         if now.off.auc.low > was.off.auc.high or was.off.auc.low > now.off.auc.high:
-            yield ReportChange(f"{now.name}: strength (AUC with the guard off)", *_describe_aucs(was.off, now.off))
+            before, after = (f"{measured(auc)} ({auc_in_words(auc)})" for auc in (was.off.auc, now.off.auc))
+            yield ReportChange(f"{now.name}: strength (AUC with the guard off)", before, after)
     if new.utility and old.utility and new.utility.source != old.utility.source:
         yield ReportChange("benign questions", old.utility.source, new.utility.source)
-
-
-def _describe_aucs(*metrics: MembershipMetrics) -> list[str]:
-    return [f"{measured(f.auc)} ({auc_in_words(f.auc)})" for f in metrics]
 
 
 def _sample_size(attack: AttackResult) -> str:

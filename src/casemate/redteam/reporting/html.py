@@ -152,12 +152,11 @@ def describe_comparison(campaign: CampaignResult, baseline: CampaignResult) -> d
 def _overview(attacks: Sequence[AttackResult]) -> Iterator[dict[str, Any]]:
     low = lowest_auc(attacks)
     for i, attack in enumerate(attacks):
-        sides = [(side, figures.auc) for side, figures in (("off", attack.off), ("on", attack.on)) if figures]
         yield {
             "name": attack.name,
-            "sides": [(side, auc, auc_in_words(auc)) for side, auc in sides],
-            "note": guard_effect(attack) if sides else f"No figures: {attack.error or 'it was not run'}",
-            "track": track(attack, low, f"a{i}") if sides else None,
+            "sides": [(side, metrics.auc, auc_in_words(metrics.auc)) for side, metrics in attack.sides.items()],
+            "note": guard_effect(attack) if attack.sides else f"No figures: {attack.error or 'it was not run'}",
+            "track": track(attack, low, f"a{i}") if attack.sides else None,
         }
 
 

@@ -78,7 +78,6 @@ class _Aliases:
 
     @property
     def names(self) -> dict[str, str]:
-        """Source by alias."""
         return {alias: source for source, alias in self._aliases.items()}
 
     def of(self, source: str) -> str:
@@ -187,7 +186,6 @@ def template_words(experiment: Experiment, attack: str) -> list[str]:
 
 
 def _without_exchanges(experiment: Experiment) -> Iterator[AttackSession]:
-    """All sessions with their decisions."""
     done, half = experiment.trials().done, experiment.split.half
     sides: defaultdict[tuple[str, str, bool], dict[str, SessionSide]] = defaultdict(dict)
     for (attack, target), trials in done.items():

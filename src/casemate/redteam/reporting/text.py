@@ -16,7 +16,6 @@ from casemate.redteam.lab.results import (
     Check,
     CheckStatus,
     Crawl,
-    MembershipMetrics,
     PersonalDataResult,
     ProbeResult,
 )
@@ -189,19 +188,12 @@ def describe_attack(result: AttackResult) -> str:
     name, off, on = result.name, result.off, result.on
     if off is None and on is None:
         return f"{name} has no metrics ({result.error or 'not run'}); its result is unknown."
-    sides = [f"{measured(f.auc)} with the guard {side} ({auc_in_words(f.auc)})" for side, f in _sides(result)]
+    sides = [f"{measured(f.auc)} with the guard {side} ({auc_in_words(f.auc)})" for side, f in result.sides.items()]
     text = f"{name}: AUC {', '.join(sides)}."
     if off is None:
         return f"{text} Not run with the guard off, so the guard's effect is unknown."
     effect = guard_effect(result)
     return f"{text} Not run with the guard on." if on is None else f"{text} {effect}".rstrip()
-
-
-def _sides(result: AttackResult) -> Iterator[tuple[str, MembershipMetrics]]:
-    if result.off is not None:
-        yield "off", result.off
-    if result.on is not None:
-        yield "on", result.on
 
 
 def guard_effect(result: AttackResult) -> str:

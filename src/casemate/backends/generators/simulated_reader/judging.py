@@ -93,7 +93,6 @@ def _weights(context: Sequence[Sentence]) -> Callable[[str], float]:
 
 
 def _share(terms: frozenset[str], present: frozenset[str], weight: Callable[[str], float]) -> float:
-    """Share of the terms' weight that is present."""
     return math.fsum(weight(w) for w in terms & present) / math.fsum(weight(w) for w in terms)
 
 
