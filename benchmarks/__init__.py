@@ -1,6 +1,6 @@
-"""Measurements, not tests: each module writes benchmarks/results/<name>.json and prints what is in it.
+"""Benchmarks. Each module writes ``benchmarks/results/<name>.json`` and prints the results.
 
-Ratios are measured in one run, with the machine, the seed and the commit beside them.
+Both terms of a ratio are measured in one run. The file also has the machine, the seed and the commit.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from casemate.types import Event
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("CASEMATE_DATA", ROOT.parent / "shared/data"))
 SEED = 7
-LOAD = os.getloadavg()[0]  # of the machine, before the measurement
+LOAD = os.getloadavg()[0]  # load of the machine before the measurement
 
 
 def save(name: str, results: dict[str, Any]) -> None:
-    """Writes the results with what is needed to repeat them."""
+    """Writes the results with the machine, the seed and the commit, so that the measurement can be repeated."""
     about = {
         "benchmark": name,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -66,16 +66,16 @@ def save(name: str, results: dict[str, Any]) -> None:
 
 
 def _versions() -> Iterator[tuple[str, str]]:
-    """Packages that are installed, and their versions."""
+    """Names and versions of the installed packages."""
     for package in ("casemate", "numpy", "onnxruntime", "usearch", "torch"):
         with suppress(PackageNotFoundError):
             yield package, version(package)
 
 
 def _commit() -> str:
-    """The commit, with ``-dirty`` if any file but results and recorded answers differs from it.
+    """The commit, with ``-dirty`` if any file except results and recorded answers differs from it.
 
-    ``COMMIT`` names it where the repository has no history.
+    Without a repository, the environment variable ``COMMIT`` names it.
     """
     if not (ROOT / ".git").exists():
         return os.environ.get("COMMIT", "unknown")
@@ -89,7 +89,7 @@ def _commit() -> str:
 
 @cache
 def code_digest() -> str:
-    """Digest of the package's code. It identifies what was measured also after a rebase, which changes commit ids."""
+    """Digest of the package's code. It also identifies the measured code after a rebase, which changes commit ids."""
     digest = hashlib.sha256()
     for file in sorted((ROOT / "src/casemate").rglob("*.py")):
         digest.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes())
@@ -97,7 +97,7 @@ def code_digest() -> str:
 
 
 def before(name: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    """The results that are written, if they were measured with the same sizes; else the sizes and no corpora."""
+    """The saved results if they were measured with the same sizes; otherwise the sizes and an empty ``corpora``."""
     file = ROOT / f"benchmarks/results/{name}.json"
     held: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
     return held if all(held.get(what) == size for what, size in sizes.items()) else sizes | {"corpora": {}}
@@ -105,7 +105,10 @@ def before(name: str, sizes: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def updating(name: str, sizes: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the results of ``before`` and writes them at the end of the block. Other processes wait meanwhile."""
+    """Yields the results of ``before`` and writes them at the end of the block.
+
+    It holds a lock against other processes.
+    """
     with lock_file(ROOT / f"build/{name}.lock", wait=True):
         results = before(name, sizes)
         yield results
@@ -113,13 +116,13 @@ def updating(name: str, sizes: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def read_rows(name: str | Path) -> list[dict[str, Any]]:
-    """The rows of a packed file of JSON lines in the evaluation data."""
+    """Rows of a gzip-compressed JSONL file of the evaluation data."""
     with gzip.open(DATA / name, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
 def nfcorpus_questions(qrels: str) -> list[str]:
-    """The questions that a list of judgements names: ``qrels.tsv`` (test) or ``qrels.dev.tsv``."""
+    """Questions in a relevance file: ``qrels.tsv`` (test) or ``qrels.dev.tsv``."""
     with (DATA / "nfcorpus" / qrels).open() as file:
         wanted = {line.split("\t")[0] for line in list(file)[1:]}
     return [q["text"] for q in read_rows("nfcorpus/queries.jsonl.gz") if q["_id"] in wanted]
@@ -127,7 +130,7 @@ def nfcorpus_questions(qrels: str) -> list[str]:
 
 @contextmanager
 def nfcorpus_app(out: Collection[str], log: Sequence[str]) -> Iterator[App]:
-    """NFCorpus indexed but for some documents, guarded by a Mirabel that was calibrated on a log, k = 3."""
+    """NFCorpus without some documents, guarded by a Mirabel that is calibrated on a log; k = 3."""
     with tempfile.TemporaryDirectory() as folder:
         raw = {
             "rag": {"corpus": str(DATA / "nfcorpus"), "k": 3, "index": {"use": "sqlite", "path": f"{folder}/index.db"}},
@@ -155,7 +158,7 @@ def print_steps(title: str, total: int | None) -> Iterator[Callable[[int], None]
 
 
 def both_sides(attacks: Iterable[AttackResult]) -> dict[str, Any]:
-    """The figures of attacks with the guard off and on, without curves."""
+    """Metrics of attacks with the guard off and on, without curves."""
 
     def brief(figures: MembershipMetrics | None) -> dict[str, Any] | None:
         return figures and {k: v for k, v in asdict(figures).items() if k not in ("roc", "histogram")}
@@ -193,7 +196,7 @@ def median_s(call: Callable[[], Any], repeats: int) -> float:
 
 
 def clustered(n: int, dim: int, rng: np.random.Generator, clusters: int = 300) -> np.ndarray:
-    """Unit vectors in topics, as embeddings of texts are: float32, made in pieces."""
+    """Unit vectors in clusters, as embeddings of texts are; float32, (n, dim)."""
     centres = rng.standard_normal((clusters, dim), dtype=np.float32)
     E = np.empty((n, dim), np.float32)
     for start in range(0, n, 100_000):

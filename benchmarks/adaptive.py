@@ -1,8 +1,9 @@
-"""Attackers who know the guard, on NFCorpus: what they learn, and what harmless askers pay, over its operating points.
+"""Adaptive attacks on NFCorpus: success, and cost to benign users, over the guard's operating points.
 
-Each attack is run without the guard and with it at several significances; its rule is fitted under each, on half of the
-candidates, and judged on the other. The guard is calibrated on the 324 dev questions; what it costs is measured on the
-323 test questions. The reader is the simulation. ``python -m benchmarks.adaptive 60`` takes 60 + 60 candidates.
+Each attack runs without the guard, and with it at several significances. Its decision rule is fitted at each of them on
+half of the candidates, and tested on the other half. The guard is calibrated on the 324 dev questions. Its cost is
+measured on the 323 test questions. The reader is **simulated**. ``python -m benchmarks.adaptive 60`` uses 60 members
+and 60 non-members.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from casemate.system import App
 from casemate.types import Query
 
 ATTACKS = ("ladder", "decoys", "split_facts", "duplicates", "oracle", "averaging", "menta", "interrogation")
-"""The adaptive ones, and the two published ones that come closest to them."""
+"""Adaptive attacks, and the two published attacks that are most similar to them."""
 POINTS = (0.01, 0.05, 0.2)
 
 
 def main() -> None:
-    """Calibrates, attacks at every operating point, and writes the figures."""
+    """Calibrates, attacks at every operating point, and writes the results."""
     each = int(sys.argv[1]) if len(sys.argv) > 1 else 120
     split = _split(each)
     with nfcorpus_app({d.source for d in split.nonmembers}, nfcorpus_questions("qrels.dev.tsv")) as app:

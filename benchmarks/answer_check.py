@@ -1,16 +1,19 @@
-"""The answer-level check of new documents with a real model and without one, on poisoned and harmless documents.
+"""The answer-level check of new documents with and without a real model, on poisoned and benign documents.
 
-``python -m benchmarks.answer_check FILE.gguf [QUESTIONS] [gate]`` asks a model, and keeps its answers under ``build``:
-run it again where it was stopped. Both readers see the same documents in the same run. Without arguments it measures
-the synthetic collection from the recorded answers of the 0.5B. ``... FILE.gguf pack`` records these.
+``python -m benchmarks.answer_check FILE.gguf [QUESTIONS] [gate]`` queries a model and caches its answers under
+``build``, so that an interrupted run can be resumed. Both readers see the same documents in one run. Without arguments
+it measures the synthetic collection with recorded answers of the 0.5B model. ``... FILE.gguf pack`` records them.
 
-``synthetic``: invented facts that r documents state. Poisoned: PoisonedRAG's form with our sentences, with the question
-in front and without, and CorruptRAG's. Harmless: one of the documents that state the fact. ``squad``: PoisonedRAG's own
-texts for questions of Natural Questions that SQuAD does not answer, CorruptRAG's form for questions that it answers,
-and harmless documents that were held out, each with the watched question that it answers best. All rank first.
+``synthetic``: invented facts, each stated by r documents. Poisoned: PoisonedRAG's form with our sentences, with and
+without the question in front, and CorruptRAG's form. Benign: one of the documents that state the fact.
 
-``stays_suspicious``: the answer changes and no other document states the new one. ``deceived``: the reader gives the
-false answer. ``gate``: also the whole gate on SQuAD, which asks the reader only above the threshold of its first step.
+``squad``: PoisonedRAG's own texts for questions of Natural Questions that SQuAD does not answer; CorruptRAG's form for
+questions that it answers; and benign held-out documents, each with the watched question that it answers best. All rank
+first.
+
+``stays_suspicious``: the answer changes, and no other document states the new answer. ``deceived``: the reader gives
+the false answer. ``gate``: the complete screening gate on SQuAD. It calls the reader only above the threshold of its
+first step.
 """
 
 from __future__ import annotations
@@ -49,17 +52,17 @@ RECORDED = ROOT / "benchmarks/recorded/answer_check/qwen0.5b.jsonl.gz"
 QUESTIONS, K, TOKENS = 20, 3, 32
 FACTS, REDUNDANCY = 2, (1, 2, 3)
 BINS = ((1, 2), (3, 24))
-"""Redundancy of the questions of SQuAD; half of them have each."""
+"""Ranges of redundancy of the SQuAD questions; half of the questions are in each."""
 FORMS = ("question in front", "text alone", "corruptrag")
 
 
 class Arrival(NamedTuple):
-    """A new document with the question that it enters.
+    """A new document with a question whose results it enters.
 
     Attributes:
-        kind: What kind of document it is.
+        kind: Kind of the document.
         entered: Question and document.
-        false: The attacker's answer; empty for a harmless document.
+        false: The attacker's answer; empty for a benign document.
     """
 
     kind: str
@@ -91,7 +94,7 @@ def main(model: str = "", what: str = str(QUESTIONS), whole: str = "") -> None:
 
 
 def invented(reader: Generator, folder: Path) -> dict[str, Any]:
-    """The synthetic collection."""
+    """Results for the synthetic collection."""
     documents, cases = synthetic(FACTS, REDUNDANCY)
     held_out = {d.id: d for d in documents if d.id.endswith("-0")}
     embedder = MiniLM(threads=1)
@@ -108,7 +111,7 @@ def invented(reader: Generator, folder: Path) -> dict[str, Any]:
 
 
 def real(reader: Generator, folder: Path, count: int, whole: bool) -> dict[str, Any]:
-    """SQuAD: the check by itself, and the whole gate if wanted."""
+    """Results for SQuAD: the check alone, and the complete gate if ``whole``."""
     embedder = Kept(ROOT / "build/kept.npz")
     texts, cases = Texts(embedder), squad(embedder, count // 2, BINS)
     ground = Ground("squad", embedder, folder, 0)
@@ -126,7 +129,7 @@ def real(reader: Generator, folder: Path, count: int, whole: bool) -> dict[str, 
 
 
 def crafted(cases: Sequence[Case], embedder: Embedder, form: str) -> Iterator[Arrival]:
-    """A poisoned document against each question, by our sentences."""
+    """One poisoned document for each question, with our sentences."""
     attack = Poison(method="corrupt") if form == "corruptrag" else Poison(texts=1)
     new = []
     for i, case in enumerate(cases):
@@ -144,14 +147,14 @@ def entering(
     embedder: Embedder,
     false: Sequence[str] = (),
 ) -> Iterator[Arrival]:
-    """Documents with the questions that they enter."""
+    """New documents, each with the questions whose results it enters."""
     Q, E = embedder.embed(questions), embedder.embed([d.content for d in new])
     for i, document in enumerate(new):
         yield Arrival(kinds[i], EnteredQuestion(questions[i], Q[i], document, E[i]), false[i] if false else "")
 
 
 def harmless(ground: Ground, learnt: PoisonScreener, count: int) -> Iterator[Arrival]:
-    """Documents that were held out and rank first for a watched question, with that question."""
+    """Held-out documents that rank first for a watched question, with that question."""
     scores = learnt.question_scores
     _, contexts = scores.impact(ground.new_vectors, [d.source for d in ground.new])
     first = [(i, entries[0].question) for i, entries in enumerate(contexts) if entries and entries[0].lift > 0]
@@ -162,7 +165,7 @@ def harmless(ground: Ground, learnt: PoisonScreener, count: int) -> Iterator[Arr
 
 
 def compared(index: Index, reader: Generator, arrivals: Sequence[Arrival]) -> dict[str, Any]:
-    """The check with the model and without, by kind of document."""
+    """Results of the check with and without the model, by kind of document."""
     plain = AnswerCheck(index, k=K)
     return {
         name: summary(check, index, arrivals)
@@ -171,7 +174,7 @@ def compared(index: Index, reader: Generator, arrivals: Sequence[Arrival]) -> di
 
 
 def summary(check: AnswerCheck, index: Index, arrivals: Sequence[Arrival]) -> dict[str, Any]:
-    """Shares of the documents that rank first, by kind."""
+    """Rates among the documents that rank first, by kind."""
     first = [a for a in arrivals if _lift(index, a.entered) > 0]
     changes = check.check([a.entered for a in first])
     found: dict[str, Any] = {}
@@ -195,7 +198,7 @@ def summary(check: AnswerCheck, index: Index, arrivals: Sequence[Arrival]) -> di
 def gate(
     ground: Ground, learnt: PoisonScreener, reader: Generator, texts: Texts, count: int
 ) -> dict[str, dict[str, Any]]:
-    """The whole gate, for the harmless documents together, and for each poisoned document alone."""
+    """Results of the complete gate: all benign documents in one batch, each poisoned document alone."""
     found: dict[str, dict[str, Any]] = {}
     for name, answers in (("without a model", learnt.answers), ("model", replace(learnt.answers, reader=reader))):
         screener = ground.restart(learnt)

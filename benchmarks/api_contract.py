@@ -2,10 +2,10 @@
 
     python -m benchmarks.api_contract [EXAMPLES [OPERATION ...]]
 
-Each operation gets EXAMPLES (default 1,000) in all: half of them valid, half invalid, where it has a body or
-parameters. A run continues where the last one ended; after a change of the package an operation starts from zero. A
-fault is a 5xx status, a status that the schema does not list or an error that is not of OpenAI's shape. ``examples``:
-how many were sent, which may be fewer where an operation has no more different requests.
+Each operation gets EXAMPLES requests (default 1,000). If it has a body or parameters, half of them are invalid. A run
+resumes the previous one; after a change of the package, an operation starts from zero. A fault is a 5xx status, a
+status that the schema does not list, or an error without OpenAI's error format. ``examples``: number of requests sent.
+It is smaller if an operation has fewer different requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXAMPLES, BLOCK = 1000, 100
 
 
 def main() -> None:
-    """Runs the operations, and adds to what was sent to the same code before."""
+    """Tests the operations, and adds the results to earlier ones of the same code."""
     count = int(sys.argv[1]) if sys.argv[1:] else EXAMPLES
     file = ROOT / "benchmarks/results/api_contract.json"
     held: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"results": {}}
@@ -50,7 +50,7 @@ def main() -> None:
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[Any, dict[str, str]]]:
-    """The schema of a running gateway, and the headers of an admin."""
+    """The schema of a running gateway, and the headers of an administrator."""
     app = make(folder, requests_per_minute=1_000_000, tokens_per_day=10**12, timeout_s=20)
     headers = {"Authorization": f"Bearer {key(app, 'admin')}"}
     with serving(app) as url:
@@ -58,7 +58,7 @@ def served(folder: Path) -> Iterator[tuple[Any, dict[str, str]]]:
 
 
 def block(operation: Any, headers: dict[str, str], found: dict[str, Any], size: int = BLOCK) -> None:
-    """Sends so many more examples to an operation."""
+    """Sends ``size`` further examples to an operation."""
     modes = [GenerationMode.POSITIVE]
     if operation.body or operation.query:
         modes.append(GenerationMode.NEGATIVE)
@@ -73,7 +73,7 @@ def block(operation: Any, headers: dict[str, str], found: dict[str, Any], size: 
 def fuzz(
     operation: Any, mode: GenerationMode, headers: dict[str, str], count: int, start: int
 ) -> tuple[int, Counter[str], list[str]]:
-    """Sends requests to one operation: their number, the statuses of the responses, and faults."""
+    """Sends requests to one operation. Returns their number, the response statuses, and the faults."""
     statuses, faults = Counter[str](), list[str]()
 
     @seed(start)
@@ -87,7 +87,7 @@ def fuzz(
     @given(case=operation.as_strategy(generation_mode=mode))
     def check(case: Any) -> None:
         if mode is GenerationMode.POSITIVE and isinstance(case.body, dict) and "model" in case.body:
-            case.body["model"] = "casemate"  # any other text is a valid request for a model that is not there
+            case.body["model"] = "casemate"  # any other text is a valid request for an unknown model
         answer = case.call(headers=headers)
         statuses[str(answer.status_code)] += 1
         faults.extend(f"{case.as_curl_command()}: {fault}" for fault in _faults(operation, answer))

@@ -1,10 +1,11 @@
-"""What an approximate index costs the detection: recall, and Mirabel's decisions against those of exact search.
+"""Effect of an approximate index on detection: recall, and Mirabel's decisions compared with exact search.
 
-6,000 passages of real texts (NFCorpus and SQuAD), embedded, and others that lie between neighbours, so that the graph
-has 40,000 to find its way in. Asked are harmless questions, whole passages, halves of passages, and questions about a
-document as an interrogating attacker puts them. Every engine is searched as the product does it: candidates, scored
-again in float64, moments of everything. Detected is what lies above the 95 % quantile of Mirabel's statistic over every
-other harmless question, by exact search, and finds the document that was meant.
+The corpus has 40,000 vectors: 6,000 passages of NFCorpus and SQuAD, and interpolations between neighboring passages.
+Queries: benign questions, whole passages, half passages, and questions of the interrogation attack about a document.
+
+Every engine is searched as in the product: approximate candidates, rescored in float64, with the moments of the whole
+corpus. The threshold is the 95 % quantile of Mirabel's statistic over every second benign question, by exact search. A
+query is detected if its statistic exceeds the threshold and the nearest document found is the target.
 
     python -m benchmarks.approximate [sqlite] [pgvector] [milvus-hnsw] [milvus-ivf]
 """
@@ -43,11 +44,11 @@ NPROBES = (1, 2, 4, 8, 16, 32, 64, 128)
 LISTS = 256
 CACHE = Path(tempfile.gettempdir()) / "casemate-approximate.npz"
 Searches = Iterator[tuple[str, Callable[[Vector], tuple[np.ndarray, Float64]]]]
-"""Settings, and how to search by them: row numbers and scores."""
+"""Label of each setting, with its search function, which returns row numbers and scores."""
 
 
 def texts() -> tuple[list[str], list[str]]:
-    """Passages of some 70 words, and the id of the document that each is from."""
+    """Passages of about 70 words, and the id of the document of each."""
     passages, sources = [], []
     for name in ("nfcorpus", "squad"):
         for record in read_rows(f"{name}/corpus.jsonl.gz"):
@@ -62,7 +63,7 @@ def texts() -> tuple[list[str], list[str]]:
 def questions(
     passages: Sequence[str], sources: Sequence[str], rng: np.random.Generator
 ) -> dict[str, list[tuple[str, str]]]:
-    """Of each kind, questions and the document that each is after; none if it is harmless."""
+    """By kind: pairs of a question and its target document; the target of a benign question is ""."""
     squad = [row["text"] for row in read_rows("squad/queries.jsonl.gz")]
     picked = rng.choice(len(passages), PROBES, replace=False)
     records = read_rows("mia_riddle/nfcorpus_ia_llama3_8b_top15.jsonl.gz")
@@ -80,12 +81,12 @@ def questions(
 
 
 def interrogation(record: dict[str, Any]) -> list[str]:
-    """An attacker's questions about a document, behind its title as their summary."""
+    """Questions of the interrogation attack about a document, each after the title."""
     return [f"{record['title']} {question}" for question in record["questions"]]
 
 
 def embedded() -> dict[str, Any]:
-    """Vectors of everything that is asked and searched; kept beside other temporary files, as they take minutes."""
+    """Vectors of all passages and queries, cached in the folder of temporary files."""
     rng = np.random.default_rng(SEED)
     passages, sources = texts()
     kinds = questions(passages, sources, rng)
@@ -104,7 +105,7 @@ def embedded() -> dict[str, Any]:
 
 
 def _grown(real: Vector, sources: list[str], rng: np.random.Generator) -> tuple[Vector, list[str]]:
-    """The real vectors, and more that lie between one of them and one of its 20 nearest, with noise, up to the size."""
+    """The real vectors, and noisy interpolations between one of them and one of its 20 nearest, ``SIZE`` in all."""
     exact, count = ExactSearch(DIM), max(SIZE - len(real), 0)
     exact.add(np.arange(len(real)), real)
     chosen = rng.integers(0, len(real), count)
@@ -133,7 +134,7 @@ def graph(data: dict[str, Any]) -> Iterator[Searches]:
 
 @contextmanager
 def milvus(data: dict[str, Any], kind: str) -> Iterator[Searches]:
-    """A standalone Milvus; its segments are sealed and indexed before it is asked."""
+    """A standalone Milvus. Its segments are sealed and indexed before the searches."""
     from pymilvus import MilvusClient
 
     from tests.milvus_server import milvus_server
@@ -148,7 +149,7 @@ def milvus(data: dict[str, Any], kind: str) -> Iterator[Searches]:
         while client.describe_index(documents, "vector")["pending_index_rows"]:
             time.sleep(0.5)
         client.refresh_load(documents, timeout=300)
-        time.sleep(5)  # until the indexed segments are in the place of the growing ones
+        time.sleep(5)  # until the indexed segments have replaced the growing ones
 
         def sweep() -> Searches:
             for setting in EFFORTS if kind == "HNSW" else NPROBES:
@@ -205,7 +206,7 @@ def _of(index: Index) -> Callable[[Vector], tuple[np.ndarray, Float64]]:
 
 
 def compare(data: dict[str, Any], searches: Searches) -> dict[str, Any]:
-    """For each setting: recall, milliseconds, and of each kind of question what the published rule does with it."""
+    """For each setting: recall, milliseconds per search, and detection rate by kind of query."""
     E = data["vectors"]
     moments = sum((CorpusMoments.of(E[i : i + 4096]) for i in range(0, len(E), 4096)), CorpusMoments.empty(DIM))
     exact, found = ExactSearch(DIM), {}
@@ -228,7 +229,7 @@ def _ms(data: dict[str, Any], search: Callable[[Vector], Any]) -> float:
 
 
 def _judged(data: dict[str, Any], moments: CorpusMoments, seen: Any, kind: str) -> tuple[Float64, list[str]]:
-    """Of each question, Mirabel's statistic and the nearest document that was found."""
+    """Mirabel's statistic for each query, and the nearest document that the search found."""
     judge, scores, nearest = Mirabel(mode="paper"), [], []
     for q, (rows, s) in zip(data["asked"][kind][0], seen[kind], strict=True):
         sources = [data["sources"][row] for row in rows]
@@ -246,7 +247,7 @@ def _measured(data: dict[str, Any], rule: tuple[CorpusMoments, float], truth: An
         scores, nearest = _judged(data, rule[0], seen, kind)
         meant = [target in ("", found) for target, found in zip(targets, nearest, strict=True)]
         caught = (scores > rule[1]) & np.array(meant)
-        caught = caught[1::2] if kind == "harmless" else caught  # the others set the limit
+        caught = caught[1::2] if kind == "harmless" else caught  # the others set the threshold
         count = int(caught.sum())
         rates[kind] = {"rate": count / len(caught), "of": len(caught), "interval": clopper_pearson(count, len(caught))}
     return {
@@ -258,7 +259,7 @@ def _measured(data: dict[str, Any], rule: tuple[CorpusMoments, float], truth: An
 
 
 def main(engines: Sequence[str]) -> None:
-    """Asks each engine, and puts what it found beside the others' results."""
+    """Measures each engine, and adds its results to those of the others."""
     data, written = embedded(), ROOT / "benchmarks/results/approximate.json"
     ways = {
         "sqlite": ("usearch HNSW", graph),

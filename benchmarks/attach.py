@@ -1,7 +1,7 @@
-"""``casemate attach`` on a table of somebody else's in Postgres: rows a second, CPU, and memory by size.
+"""``casemate attach`` on an existing Postgres table: rows per second, CPU time, and memory by size.
 
-Each size is read in a process of its own, so that its peak of memory is its own. On a machine that others use, the wall
-clock says little; CPU-seconds of reader and server together say what two free cores could do at best.
+Each size is read in its own process, so that peak memory is measured separately. On a shared machine wall-clock time is
+unreliable. The CPU seconds of reader and server give the best rate that two free cores could reach.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def main(sizes: tuple[int, ...] = SIZES) -> None:
 
 
 def fill(url: str, table: str, n: int) -> None:
-    """A table as people have them: a number, half a kilobyte of text, the name of the file, the vector."""
+    """Fills a table with typical rows: number, 500 bytes of text, file name, vector."""
     import psycopg
 
     rng = np.random.default_rng(SEED)
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("CREATE EXTENSION IF NOT EXISTS vector")
         columns = f"id bigint PRIMARY KEY, text text, file text, embedding vector({DIM})"
-        db.execute(f"CREATE TABLE {table} ({columns}) WITH (autovacuum_enabled = false)")  # it would be counted, too
+        db.execute(f"CREATE TABLE {table} ({columns}) WITH (autovacuum_enabled = false)")  # it would add CPU time
         with db.cursor().copy(f"COPY {table} FROM STDIN (FORMAT BINARY)") as copy:
             copy.write(b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0))
             for start in range(0, n, PIECE):
@@ -68,14 +68,14 @@ def fill(url: str, table: str, n: int) -> None:
 
 
 def packed(i: int, x: np.ndarray) -> bytes:
-    """A row as COPY takes it."""
+    """A row in the binary format of COPY."""
     vector = struct.pack(">hh", DIM, 0) + x.tobytes()
     fields = struct.pack(">q", i), TEXT.encode(), f"file {i // 7}".encode(), vector
     return struct.pack(">h", 4) + b"".join(struct.pack(">i", len(f)) + f for f in fields)
 
 
 def measured(url: str, table: str, n: int, folder: str) -> dict[str, Any]:
-    """One pass in a process of its own; and what the server spent on it."""
+    """Attaches the table in a new process, and adds the server's CPU time."""
     postmaster = int(Path(folder, "postmaster.pid").read_text().splitlines()[0])
     time.sleep(2)  # until the connection that filled the table is counted
     before = children_s(postmaster)
@@ -95,7 +95,7 @@ def measured(url: str, table: str, n: int, folder: str) -> dict[str, Any]:
 
 
 def one(url: str, table: str) -> None:
-    """Attaches, and prints what it took."""
+    """Attaches the table, and prints times and memory."""
     with tempfile.TemporaryDirectory() as folder:
         collection = PgvectorTable(Secret(url), table, source="file")
         index = AttachedIndex(collection, Path(folder) / "attached.db")
@@ -127,13 +127,13 @@ def one(url: str, table: str) -> None:
 
 
 def peak_mb() -> float:
-    """Most memory that this program has held; not, as getrusage says, that of the one it was started by."""
+    """Peak memory of this process in MB. ``getrusage`` would include the peak of the parent process."""
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
 
 
 def children_s(pid: int) -> float:
-    """CPU-seconds of a process's children that have ended: the server's connections."""
+    """CPU seconds of a process's finished children: the server's connections."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""Everyday questions about the policy pages of the sample corpus, with words of the answer; others without one."""
+"""Questions about the policy pages of the sample corpus with words of the answer, and unanswerable questions."""
 
 ANSWERABLE = """\
 How many beds does the clinic have?|96 beds
@@ -62,7 +62,7 @@ How many visitors may sit at a bed?|two visitors
 When is quiet time?|12:30 to 14:00
 May I bring flowers?|Flowers may be brought
 """
-"""A question, ``|``, and words that every right answer contains."""
+"""A question, ``|``, and words that every correct answer contains."""
 UNANSWERABLE = """\
 Who won the football match on Sunday?
 What is the capital of Mongolia?
@@ -95,4 +95,4 @@ What is the clinic's website address?
 How many ambulances does the clinic own?
 Which bank finances the clinic?
 """
-"""Questions that no page answers; the last third names things of the clinic."""
+"""Questions that no page answers; the last third is about the clinic."""

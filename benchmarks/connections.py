@@ -1,16 +1,17 @@
-"""The gateway under many slow and idle connections of one key: p99 of the answers to another key.
+"""The gateway under many slow and idle connections of one key: p99 latency of another key.
 
     python -m benchmarks.connections [CONNECTIONS [SETTING ...]]
 
-Server, attacker and the other client are processes of their own. Of the attacker's connections, six in ten asked once
-and are idle, and the others send one byte of a header every few seconds; a hundred send no more of a body. What the
-server closes is opened again. The other client asks one question at a time, each on a new connection. Windows with and
-without the attacker alternate. The guard is off, so that answers are short. ``factor``: ratio of the two p99, with a
-95 % bootstrap interval over answers.
+Server, attacker and the other client are separate processes. Six in ten of the attacker's connections sent one request
+and are idle. The others send one byte of a header every few seconds; 100 stop in the middle of a body. The attacker
+reopens connections that the server closes. The other client asks one question at a time, each on a new connection.
+Windows with and without the attacker alternate. The guard is off, so that answers are fast. ``factor``: ratio of the
+two p99, with a 95 % bootstrap interval over answers.
 
-Three settings: the default, where all connections fit; ``gateway.max_connections`` of a fifth of them, with the
-attacker at another address than the other client; and the same with both at one address. There, most connections of
-either are reset, because the gateway cannot tell them apart before it reads a request.
+Settings: ``all_fit``, the default, admits all connections. ``cap_of_a_fifth`` sets ``gateway.max_connections`` to a
+fifth of them, and the attacker has another address than the other client. In ``cap_of_a_fifth_one_address`` both have
+the same address. There, the gateway resets most connections of both, because it cannot distinguish them before it reads
+a request.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from casemate.maths.stats import bootstrap
 CONNECTIONS, WINDOWS, ANSWERS = 10_000, 3, 100
 IDLE_SHARE, BODIES = 0.6, 100
 ELSEWHERE = "127.0.0.2"
-"""An address of the loopback network."""
+"""Another address of the loopback network."""
 BYTE_S = 5.0
-"""Interval of the bytes of a slow header."""
+"""Seconds between the bytes of a slow header."""
 
 
 def main() -> None:
-    """Measures the settings that are named, or all, and adds them to what was measured before."""
+    """Measures the named settings, or all, and adds them to earlier results."""
     if sys.argv[1:2] == ["--attack"]:
         asyncio.run(attack(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6]))
         return
@@ -73,14 +74,17 @@ def main() -> None:
 
 
 def prepare(folder: Path) -> list[str]:
-    """Indexes the pages of the fictional clinic, without a guard; returns the keys of the attacker and the other."""
+    """Indexes the pages of the fictional clinic, without a guard.
+
+    Returns the keys of the attacker and of the other client.
+    """
     with open_app(raw(folder) | {"guard": {"mode": "off", "defenses": []}}) as app:
         ingest(app, clinic.PAGES)
         return [str(ApiKeyStore(app.store).create(Grant(name, trust_user=True))[1]) for name in ("one", "other")]
 
 
 def measure(url: str, keys: Sequence[str], count: int, fit: int, host: str) -> dict[str, Any]:
-    """p99 with and without the attacker at an address, in alternating windows."""
+    """Latency with and without the attacker from the address ``host``, in alternating windows."""
     seconds: dict[str, list[float]] = {"alone": [], "attacked": []}
     failed, reached = Counter[str](), list[int]()
     for _ in range(WINDOWS):
@@ -105,7 +109,7 @@ def measure(url: str, keys: Sequence[str], count: int, fit: int, host: str) -> d
 
 
 def window(url: str, key: str, failed: Counter[str], label: str) -> list[float]:
-    """Seconds to each answer of another client."""
+    """Seconds of each answer of the other client."""
     rng, found = random.Random(SEED), []
     headers = {"Authorization": f"Bearer {key}"}
     for _ in range(ANSWERS):
@@ -126,7 +130,10 @@ def window(url: str, key: str, failed: Counter[str], label: str) -> list[float]:
 
 @contextmanager
 def attacker(url: str, key: str, count: int, fit: int, host: str) -> Iterator[list[int]]:
-    """The attacker, once it has opened as many connections as fit; at the end, how many it has opened."""
+    """Starts the attacker and waits until ``fit`` connections are open.
+
+    At the end, appends the number opened to the list.
+    """
     command = [sys.executable, "-m", "benchmarks.connections", "--attack", url, key, str(count), str(fit), host]
     with subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -140,7 +147,7 @@ def attacker(url: str, key: str, count: int, fit: int, host: str) -> Iterator[li
 
 
 async def attack(url: str, key: str, count: int, fit: int, source: str) -> None:
-    """Opens connections from an address and keeps them, until standard input ends. Prints how many were opened."""
+    """Opens connections from an address and keeps them open until standard input ends. Prints how many were opened."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     host, _, port = url.removeprefix("http://").partition(":")
@@ -188,7 +195,7 @@ async def _begin(number: int, count: int, key: str, reader: asyncio.StreamReader
 
 
 async def _wait(number: int, count: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Waits until the server closes the connection; sends a byte of a header at times."""
+    """Waits until the server closes the connection, and sends a header byte at intervals."""
     closed = asyncio.create_task(reader.read())
     while not (await asyncio.wait([closed], timeout=BYTE_S))[0]:
         if number >= IDLE_SHARE * count:

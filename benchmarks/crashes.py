@@ -1,15 +1,19 @@
-"""Kills at random times while something is written; afterwards, everything acknowledged must be there, in its version.
+"""Kills processes at random times during writes. Afterwards every acknowledged write must be present in its version.
 
     python -m benchmarks.crashes [KILLS [OPERATION ...]]
 
-Each operation gets KILLS (default 1,000) in all; a run continues where the last one ended, and writes after each block
-of ``BLOCK`` kills. A forked process works and tells each step before it begins and after it is acknowledged. It gets
-SIGKILL after a random time. Then another process opens the same files. ``during``: kills while a step was in progress.
+Each operation gets KILLS kills (default 1,000). A run resumes the previous one, and saves after each ``BLOCK`` kills. A
+forked process reports each step before it begins and after it is acknowledged. It receives SIGKILL after a random time.
+Then another process opens the same files. ``during``: kills while a step was in progress.
 
-``change``: add, replace and remove sources of the SQLite index. ``index``: ingest of a folder whose files change.
-``attach``: changes of an attached collection. ``events``: the event store alone. ``campaign``: trials of a campaign.
-``watch``: canary runs, while the clock of each process jumps by up to three slots, forwards or backwards. ``gateway``:
-a running server, whose clients change documents, ask, and revoke keys; no answer may name the withheld document.
+- ``change``: add, replace and remove sources of the SQLite index.
+- ``index``: ingest of a folder whose files change.
+- ``attach``: changes of an attached collection.
+- ``events``: the event store alone.
+- ``campaign``: trials of a campaign.
+- ``watch``: canary runs, while the clock of each process jumps by up to three slots, forwards or backwards.
+- ``gateway``: a running server whose clients change documents, ask, and revoke keys. No answer may name the withheld
+  document.
 """
 
 from __future__ import annotations
@@ -63,11 +67,11 @@ from tests.unit.folder_collection import FolderCollection
 KILLS, BLOCK, DIM, SOURCES = 1000, 25, 16, 12
 Tell: TypeAlias = Callable[[str], None]
 Told: TypeAlias = list[str]
-"""Lines ``begin WHAT VERSION`` and ``done WHAT VERSION`` of all processes so far."""
+"""Lines ``begin NAME VERSION`` and ``done NAME VERSION`` of all processes so far."""
 
 
 def main() -> None:
-    """Runs the operations, and adds to what was counted before."""
+    """Runs the operations, and adds the counts to earlier ones."""
     kills = int(sys.argv[1]) if sys.argv[1:] else KILLS
     file = ROOT / "benchmarks/results/crashes.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
@@ -103,7 +107,7 @@ def block(operation: Operation, found: dict[str, Any]) -> None:
 
 
 def run(operation: Operation, seconds: float) -> tuple[bool, Told]:
-    """Whether a process was killed after this time, and what it told."""
+    """Kills a process after some seconds. Returns whether the kill ended it, and the lines it reported."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -122,12 +126,12 @@ def run(operation: Operation, seconds: float) -> tuple[bool, Told]:
 
 
 def tell_parent(pipe: int, line: str) -> None:
-    """Writes a line at once: it must not be lost with the process."""
+    """Writes a line immediately, so that it survives the process."""
     os.write(pipe, f"{line}\n".encode())
 
 
 def versions(told: Told) -> dict[str, set[str]]:
-    """The versions that each thing may have: the last one acknowledged, and those begun since."""
+    """Allowed versions of each name: the last acknowledged one, and those begun since."""
     allowed: dict[str, set[str]] = {}
     for line in told:
         state, what, version = line.split()
@@ -136,7 +140,7 @@ def versions(told: Told) -> dict[str, set[str]]:
 
 
 def differences(allowed: dict[str, set[str]], held: dict[str, str]) -> list[str]:
-    """Things that have no allowed version; version 0 is absence."""
+    """Names without an allowed version; version 0 means absent."""
     names = allowed.keys() | held.keys()
     return [
         f"{name} has version {held.get(name, '0')}, allowed: {sorted(allowed.get(name, {'0'}))}"
@@ -146,13 +150,13 @@ def differences(allowed: dict[str, set[str]], held: dict[str, str]) -> list[str]
 
 
 class Operation:
-    """Something that is killed.
+    """A workload whose process is killed.
 
     Attributes:
         name: Its name in the results.
-        seconds: Longest time before the first kill; it follows the time that the work takes.
+        seconds: Maximum time before the first kill, adapted to the duration of the work.
         folder: Its files.
-        rng: Source of randomness; a child continues with a copy.
+        rng: Random generator; a child process continues with a copy.
     """
 
     name: ClassVar[str]
@@ -166,16 +170,16 @@ class Operation:
         self.version += 1
 
     def work(self, tell: Tell) -> None:
-        """Works in a process of its own."""
+        """Runs in a forked process."""
         raise NotImplementedError
 
     def verify(self, told: Told) -> list[str]:
-        """Faults of the files, one sentence each."""
+        """Returns faults of the files, one sentence each."""
         raise NotImplementedError
 
 
 class Change(Operation):
-    """Sources of the SQLite index."""
+    """Changes of sources in the SQLite index."""
 
     name = "change"
 
@@ -183,13 +187,13 @@ class Change(Operation):
 
     @contextmanager
     def index(self) -> Iterator[SqliteIndex | AttachedIndex]:
-        """The index, open."""
+        """The open index."""
         with closing(SqliteIndex(self.folder / "index.db")) as index:
             index.open(*self.embedder)
             yield index
 
     def work(self, tell: Tell) -> None:
-        """Adds, replaces and removes."""
+        """Adds, replaces and removes sources."""
         rng = random.Random(f"{self.version} {self.rng.random()}")
         with self.index() as index:
             for number in range(8):
@@ -206,7 +210,7 @@ class Change(Operation):
                 tell(f"done {source} {version}")
 
     def verify(self, told: Told) -> list[str]:
-        """Compares with what was acknowledged, and checks moments, vectors and checksums."""
+        """Compares with the acknowledged changes, and checks moments, vectors and checksums."""
         with self.index() as index:
             held: dict[str, set[str]] = {}
             for documents, _ in index.scan():
@@ -218,13 +222,13 @@ class Change(Operation):
 
 
 class Attach(Change):
-    """Sources of an attached collection."""
+    """Changes of sources in an attached collection."""
 
     name = "attach"
 
     @contextmanager
     def index(self) -> Iterator[SqliteIndex | AttachedIndex]:
-        """The index, open."""
+        """The open index."""
         collection = FolderCollection(self.folder / "collection", DIM)
         with closing(AttachedIndex(collection, self.folder / "attached.db", source_pattern="^(.*)#")) as index:
             index.open("crashes", DIM)
@@ -234,7 +238,7 @@ class Attach(Change):
 
 
 class Index(Operation):
-    """Ingest of a folder of which some files change before each run."""
+    """Ingest of a folder; some files change before each run."""
 
     name = "index"
     seconds = 0.4
@@ -252,13 +256,13 @@ class Index(Operation):
 
     @contextmanager
     def index(self) -> Iterator[SqliteIndex]:
-        """The index, open."""
+        """The open index."""
         with closing(SqliteIndex(self.folder / "index.db")) as index:
             index.open(BagOfWords(DIM).fingerprint, DIM)
             yield index
 
     def work(self, tell: Tell) -> None:
-        """Ingests what has changed."""
+        """Ingests the changed files."""
         ingest.BATCH_CHUNKS = 8
         with self.index() as index:
             work = self._ingest(index)
@@ -267,7 +271,7 @@ class Index(Operation):
             tell(f"done corpus {self.version}")
 
     def verify(self, told: Told) -> list[str]:
-        """Each file is complete in one version; if the run was acknowledged, in the newest."""
+        """Checks that each file is complete in one version, and in the newest one if the run was acknowledged."""
         present = {p.name: p.read_text().split()[0] for p in (self.folder / "corpus").iterdir()}
         found, counts = dict[str, set[str]](), Counter[str]()
         with self.index() as index:
@@ -285,12 +289,12 @@ class Index(Operation):
 
 
 class Events(Operation):
-    """Events, each of which is acknowledged once it is on disk."""
+    """Appends of events, each acknowledged when it is on disk."""
 
     name = "events"
 
     def work(self, tell: Tell) -> None:
-        """Appends and waits."""
+        """Appends events and waits for each."""
         with closing(SqlEventStore(path=self.folder / "events.db")) as store:
             for number in range(20):
                 what = f"e{self.version}.{number}"
@@ -300,7 +304,7 @@ class Events(Operation):
                     tell(f"done {what} 1")
 
     def verify(self, told: Told) -> list[str]:
-        """Every acknowledged event is there, once."""
+        """Checks that every acknowledged event is present once."""
         with closing(SqlEventStore(path=self.folder / "events.db")) as store:
             counts = Counter(str(event.body["what"]) for event in store.scan("crash"))
         twice = [f"{what} is there {count} times" for what, count in counts.items() if count > 1]
@@ -322,13 +326,13 @@ class Campaign(Operation):
                 tell(f"done {what} 1")
 
     def verify(self, told: Told) -> list[str]:
-        """Every acknowledged trial is there."""
+        """Checks that every acknowledged trial is present."""
         with closing(CampaignStore(self.folder / "campaigns.db")) as store:
             return differences(versions(told), dict.fromkeys(store.trials("c", "off"), "1"))
 
 
 class Watch(Operation):
-    """Canary runs by a clock that is 100 times too fast, and that jumps once in each process."""
+    """Canary runs on a clock that is 100 times too fast and jumps once in each process."""
 
     name = "watch"
     seconds = 1.0
@@ -339,7 +343,7 @@ class Watch(Operation):
         self.began = time.time()
 
     def work(self, tell: Tell) -> None:
-        """Watches for a second and a half."""
+        """Runs the watch for 1.5 seconds."""
         rng = random.Random(f"{self.version} {self.rng.random()}")
         jump_at, jump = time.time() + rng.uniform(0, 1), rng.uniform(-3, 3) * self.interval
 
@@ -368,7 +372,7 @@ class Watch(Operation):
             asyncio.run(asyncio.wait_for(watching, 1.5))
 
     def verify(self, told: Told) -> list[str]:
-        """Acknowledged runs are there, with each canary once; every slot has a run or is recorded as missed."""
+        """Checks that each acknowledged run is present with each canary once, and that no slot is unaccounted for."""
         with closing(SqlEventStore(path=self.folder / "events.db")) as store:
             runs, slots = store.scan(RUN_KIND), store.scan(SLOT_KIND)
             results = Counter((str(e.body["run"]), str(e.body["canary"])) for e in store.scan("canary"))
@@ -387,7 +391,10 @@ class Watch(Operation):
 
 
 class Served(Change):
-    """A running gateway. Its clients change documents, ask, and revoke keys; no answer may name a withheld document."""
+    """A running gateway whose clients change documents, ask, and revoke keys.
+
+    No answer may name a withheld document.
+    """
 
     name = "gateway"
     seconds = 1.5
@@ -403,7 +410,7 @@ class Served(Change):
                 self.keys = [str(keys.create(Grant(role, role, trust_user=True))[1]) for role in ("admin", "client")]
 
     def work(self, tell: Tell) -> None:
-        """Serves, and is its own client."""
+        """Runs the server and its client."""
         logging.disable()
         rng = random.Random(f"{self.version} {self.rng.random()}")
         app = make(self.folder, defenses=self.defenses, requests_per_minute=10**6, tokens_per_day=10**9)
@@ -440,7 +447,7 @@ class Served(Change):
         tell(f"done key.{version} revoked")
 
     def verify(self, told: Told) -> list[str]:
-        """Compares documents, verdicts and keys with what was acknowledged."""
+        """Compares documents, verdicts and keys with the acknowledged changes."""
         with closing(SqlEventStore(path=self.folder / "events.db")) as store:
             asked = {str(e.body["client"]).partition("/")[2]: "1" for e in store.scan("verdict")}
             keys = ApiKeyStore(store)

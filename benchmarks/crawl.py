@@ -1,19 +1,20 @@
-"""Knowledge-base extraction: crawlers, output transforms and colluding clients, without a defense and with each policy.
+"""Extraction attacks: crawlers, output transforms and colluding clients, without a defense and under each policy.
 
-``python -m benchmarks.crawl [folder] [questions=N] [answers=N] [corpus=CHUNKS ...] [only=ATTACKER,...]``, and then
-``python docs/crawls.py`` for the picture. Attackers are all crawlers with all transforms, the hardest to stop first.
-Those that were measured before with the same code, defenses, chunks and questions are not measured again, so an
-interrupted run goes on; so do runs of several corpora at the same time. k = 5, the **simulated** reader, which follows
-every instruction. Replies are decoded by the attacker before they are compared with the chunks, whole and in items.
+``python -m benchmarks.crawl [folder] [questions=N] [answers=N] [corpus=CHUNKS ...] [only=ATTACKER,...]``. Afterwards
+``python docs/crawls.py`` draws the picture. The attackers are all crawlers with all transforms, strongest first. The
+benchmark skips attackers that have results for the same code, defenses, chunks and questions. So an interrupted run can
+be resumed, and several corpora can run at the same time. k = 5. The **simulated** reader follows every instruction. The
+attacker decodes replies before they are compared with the chunks, whole and in items.
 
-Settings: without a defense; ``crawl_limit`` against 1 and 20 clients of one tenant, which ask in turn; and the quorum
-policy against 20: no client may read a source in full. Crawlers without a transform also meet the papers' defenses. For
-three attackers on MathQA also 5 and 100 clients, clients that change when replies get shorter (adaptive), and clients
-that come back on three **simulated** days. The worst attackers come first in the results, the mean of their ratios
-last. *Coverage*: chunks that were in the context of an answer; its ratio is to that without a defense.
+Settings: no defense; ``crawl_limit`` against 1 and 20 clients of one tenant, which ask in turn; the quorum policy
+against 20 clients without entitlement to any source. Crawlers without a transform also face the published defenses.
+Three attackers on MathQA also use 5 and 100 clients. Further variants for them are adaptive clients, which are replaced
+when replies become shorter, and clients that return on three **simulated** days. The results list the strongest
+attackers first, and the mean of their ratios last. *Coverage*: share of chunks in the context of some answer; its ratio
+is to no defense.
 
-*Surrogate accuracy*: a system with the same reader that has only what the attacker obtained is asked ordinary
-questions. It is the mean ROUGE-L F1 between its answers and those of the unguarded system. What ``crawl_limit`` costs
+*Surrogate accuracy*: a system with the same reader, over the attacker's extracted texts only, answers ordinary
+questions. It is the mean ROUGE-L F1 between its answers and those of the unguarded system. The cost of ``crawl_limit``
 on SQuAD is measured with clients that ask `DAY` questions each (benign sessions: ``benchmarks.disclosure``).
 """
 
@@ -80,7 +81,7 @@ class Setting:
     policy: str = "crawl_limit"
 
     def defenses(self) -> list[Defense]:
-        """New defenses without a past."""
+        """New defenses without state."""
         match self.policy:
             case "off":
                 return []
@@ -115,11 +116,11 @@ WORST = ("rag_thief+reversal", "rag_thief+first_document", "rag_crawler")
 TRANSFORMED = [f"{crawler}+{transform}" for transform in TRANSFORMS for crawler in ("rag_thief", *CRAWLERS)]
 FIRST = (*CRAWLERS, "rag_thief+first_document", "composite+first_document", "rag_thief+reversal")
 ATTACKERS = tuple(dict.fromkeys([*FIRST, *(f"rag_thief+{t}" for t in TRANSFORMS), *TRANSFORMED]))
-"""In the order of measuring."""
+"""In the order of measurement."""
 
 
 class IndexedCorpus:
-    """One corpus, indexed."""
+    """An indexed corpus."""
 
     def __init__(self, name: str, folder: Path, embedder: CachedEmbedder) -> None:
         self.name, self.embedder = name, embedder
@@ -133,7 +134,7 @@ class IndexedCorpus:
         self.questions = self._questions(rng)
 
     def _questions(self, rng: np.random.Generator) -> list[str]:
-        """Benign questions: those of the corpus about the indexed documents, or questions made from these."""
+        """Benign questions: the corpus's own about the indexed documents, or synthetic ones."""
         file = DATA / self.name / "queries.jsonl.gz"
         if not file.exists():
             return list(generate_questions(self.documents, 400, rng))
@@ -145,14 +146,14 @@ class IndexedCorpus:
 
 
 def main() -> None:
-    """Crawls, and writes the results after each attacker."""
+    """Runs the crawls, and writes the results after each attacker."""
     given = dict(a.partition("=")[::2] for a in sys.argv[1:] if "=" in a)
     folder = Path(next((a for a in sys.argv[1:] if "=" not in a), "/tmp/casemate-crawl"))
     folder.mkdir(parents=True, exist_ok=True)
     only = chosen(given["only"]) if "only" in given else ATTACKERS
     about: dict[str, Any] = {"questions": int(given.get("questions", 1000)), "k": K, "code": code_digest()}
     about["defenses"] = {s.name: [describe_options(d) for d in s.defenses()] for s in (ONE, QUORUM, *PUBLISHED)}
-    embedder = CachedEmbedder(MiniLM(threads=1), megabytes=1500)  # of all corpora: the worm asks each the same
+    embedder = CachedEmbedder(MiniLM(threads=1), megabytes=1500)  # shared: the worm asks each corpus the same
     if "accuracy" not in before("crawl", about) and "only" not in given:
         accuracy = asyncio.run(_accuracy(folder, embedder, int(given.get("answers", ANSWERS))))
         with updating("crawl", about) as results:
@@ -165,7 +166,7 @@ def main() -> None:
 
 
 def _measure_corpus(collection: IndexedCorpus, only: Collection[str], about: dict[str, Any]) -> None:
-    """Measures the attackers that were not measured before, and writes the results after each."""
+    """Measures the attackers without results, and writes the results after each."""
     surrogate, size = SurrogateTest(collection), CORPORA[collection.name]
     known = _attackers(before("crawl", about), collection.name, size)
     for label in [attacker for attacker in ATTACKERS if attacker in only and attacker not in known]:
@@ -179,7 +180,7 @@ def _measure_corpus(collection: IndexedCorpus, only: Collection[str], about: dic
 
 
 def chosen(names: str) -> list[str]:
-    """The attackers in a list of names with commas. Raises ``SystemExit`` if one does not exist."""
+    """Attackers in a comma-separated list. Raises ``SystemExit`` for an unknown name."""
     only = names.split(",")
     if unknown := [name for name in only if name not in ATTACKERS]:
         sys.exit(f"only={','.join(unknown)}: no such attacker{did_you_mean(unknown[0], ATTACKERS)}")
@@ -187,14 +188,14 @@ def chosen(names: str) -> list[str]:
 
 
 def _attackers(results: Mapping[str, Any], corpus: str, chunks: int) -> dict[str, Any]:
-    """The figures of a corpus by attacker, if they were measured with as many chunks."""
+    """Results of a corpus by attacker, if they were measured with the same number of chunks."""
     held = results["corpora"].get(corpus, {})
     found: dict[str, Any] = held["attackers"] if held.get("chunks") == chunks else {}
     return found
 
 
 class SurrogateTest:
-    """Asks a system that has only what an attacker obtained."""
+    """Queries a system that contains only the texts that an attacker extracted."""
 
     def __init__(self, collection: IndexedCorpus) -> None:
         self.collection, self.reader = collection, SimulatedReader()
@@ -222,7 +223,7 @@ class SurrogateTest:
 
 
 async def _attacked(collection: IndexedCorpus, surrogate: SurrogateTest, label: str, questions: int) -> dict[str, Any]:
-    """The figures of one attacker in each setting."""
+    """Results of one attacker in each setting."""
     attack = make_attack(label, collection.embedder)
     published = PUBLISHED if label in CRAWLERS else ()
     collusion = COLLUSION if label in WORST and collection.name == "mathqa" else ()
@@ -247,7 +248,10 @@ async def _attacked(collection: IndexedCorpus, surrogate: SurrogateTest, label: 
 
 
 def make_attack(label: str, embedder: CachedEmbedder, **options: Any) -> ExtractionAttack:
-    """A crawler with these options, otherwise its defaults; after ``+``, the transform that it asks for."""
+    """A crawler with these options, otherwise its defaults.
+
+    The name after ``+`` is the output transform that it requests.
+    """
     name, _, transform = label.partition("+")
     cls = plugins.load("crawler", name)
     own = {"embedder": embedder} if "embedder" in cls.__dataclass_fields__ else {}
@@ -271,7 +275,7 @@ def measured(
 
 
 def _coverage_ratio(off: CrawlTrace, on: CrawlTrace, documents: Sequence[Document]) -> list[float] | None:
-    """Chunks in contexts of answers, relative to those without a defense, with the interval of resampled chunks."""
+    """Covered chunks relative to no defense, with an interval by bootstrap over chunks."""
     seen = [{i for e in trace.exchanges if e.answered for i in e.context} for trace in (off, on)]
     counts = np.array([[d.id in ids for d in documents] for ids in seen])
     if not counts[0].any():
@@ -284,7 +288,7 @@ def _coverage_ratio(off: CrawlTrace, on: CrawlTrace, documents: Sequence[Documen
 
 @contextmanager
 def _days(target: Target, days: int, questions: int) -> Iterator[Any]:
-    """A target for which the clock of ``crawl_limit`` advances by a day after each part of the questions."""
+    """A target for which the clock of ``crawl_limit`` advances by one day after each part of the questions."""
     asked = 0
 
     async def ask(query: Query) -> Answer:
@@ -303,7 +307,7 @@ def _days(target: Target, days: int, questions: int) -> Iterator[Any]:
 
 
 def _worst_first(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """By setting: recovery of each attacker and the ratios, the worst first, and the mean of the ratios last."""
+    """By setting: recovery and ratio of each attacker, strongest first, and the mean of the ratios last."""
     reports: dict[str, Any] = {}
     for setting in dict.fromkeys(name for cells in found.values() for name in cells if name != "off"):
         cells = {label: by_setting[setting] for label, by_setting in found.items() if setting in by_setting}
@@ -315,7 +319,7 @@ def _worst_first(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 async def _accuracy(folder: Path, embedder: CachedEmbedder, answers: int) -> dict[str, Any]:
-    """Exact match and recall on SQuAD, asked by clients with up to `DAY` questions each, off and on."""
+    """Exact match and recall on SQuAD with the guard off and on, for clients with up to `DAY` questions each."""
     rows = [Document(r["_id"], r["text"], r.get("title", "")) for r in read_rows("squad/corpus.jsonl.gz")]
     index = _indexed(folder / "squad.db", rows, embedder)
     asked = read_rows("squad/queries.jsonl.gz")

@@ -1,18 +1,18 @@
-"""What the default protections cost harmless users: false alarms by session, and the quality of search and answers.
+"""Cost of the default protections for benign users: false alarms by session, and quality of search and answers.
 
 ``python -m benchmarks.defaults [folder] [corpus ...] [size=number ...]``. The defenses, the screening and the generator
-are those that ``casemate init`` writes, all enforced together. Vectors are kept in the folder, and a corpus that is in
-the results already is not measured again. ``sessions=200`` and the like change the ``SIZES`` of what is missing.
+are those that ``casemate init`` writes, all in enforce mode. The folder caches vectors. A corpus with results is not
+measured again. ``sessions=200`` and similar arguments change the ``SIZES`` for missing corpora.
 
-Corpora: samples of those in ``data/`` and three that are made of them: ``short_posts`` (short questions and answers,
-about 50 words), ``forum_posts`` (long ones of two forums), ``sentences`` (each sentence of SQuAD's paragraphs is a
-document). The guard is calibrated on synthetic questions, as by ``casemate index``, and once more on a log of the
-corpus's own questions, which are not asked again.
+Corpora: samples of those in ``data/``, and three derived ones. ``short_posts``: short questions and answers, about 50
+words. ``forum_posts``: long posts of two forums. ``sentences``: each sentence of SQuAD's paragraphs is a document. The
+guard is calibrated on synthetic questions, as by ``casemate index``, and again on a log of the corpus's own questions,
+which are not asked later.
 
-Harmless sessions ask 1 to 30 questions, drawn by Zipf's law from the corpus's own; where it has none, from synthetic
-ones. 100 of them meet all defenses together. Quality: recall at 5, nDCG at 5, and whether the answer contains a gold
-answer (exact match), of clients who ask 25 questions each; differences with 95 % intervals over questions (paired
-bootstrap). ``recall``: the share of documents withheld from each scripted attack, as the calibration measures it.
+Benign sessions ask 1 to 30 questions, drawn by Zipf's law from the corpus's own, or from synthetic ones if it has none.
+100 of the sessions run against all defenses together. Quality is measured for clients who ask 25 questions each: recall
+at 5, nDCG at 5, and exact match. Differences have 95 % intervals by paired bootstrap over questions. ``recall``: the
+share of documents withheld from each scripted attack, as measured by the calibration.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Asked:
-    """A question of the corpus, with its relevant documents by gain, and its gold answers."""
+    """A question of the corpus with its relevant documents, their gains, and its gold answers."""
 
     text: str
     relevant: dict[str, float] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents, questions to ask, and questions of a log."""
+    """Documents, test questions, and questions of a log."""
 
     documents: list[Document]
     asked: list[Asked]
@@ -94,12 +94,12 @@ class Corpus:
 
 
 def main() -> None:
-    """Measures every corpus that is missing."""
+    """Measures every corpus without results."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/casemate-defaults")
     folder.mkdir(parents=True, exist_ok=True)
     SIZES.update((name, int(size)) for name, _, size in (a.partition("=") for a in sys.argv[2:] if "=" in a))
     for name in [a for a in sys.argv[2:] if "=" not in a] or CORPORA:
-        if name in _held()["corpora"]:
+        if name in _saved()["corpora"]:
             continue
         began = time.process_time()
         embedder = Kept(folder / f"{name}.npz")
@@ -107,20 +107,20 @@ def main() -> None:
             found = asyncio.run(_measured(load(name), folder / name, embedder))
         finally:
             embedder.save()
-        results = _held()  # read again: another process may have measured another corpus meanwhile
+        results = _saved()  # read again: another process may have added a corpus meanwhile
         results["corpora"][name] = {"sizes": dict(SIZES), **found, "cpu_s": round(time.process_time() - began)}
         save("defaults", results)
 
 
-def _held() -> dict[str, Any]:
-    """The results so far."""
+def _saved() -> dict[str, Any]:
+    """Saved results."""
     file = ROOT / "benchmarks/results/defaults.json"
     held: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {"corpora": {}}
     return held
 
 
 def load(name: str) -> Corpus:
-    """A sample of a corpus: the documents of the sampled questions, and others."""
+    """A sample of a corpus: the relevant documents of the sampled questions, and others."""
     rng = np.random.default_rng(SEED)
     match name:
         case "short_posts" | "forum_posts":
@@ -155,7 +155,7 @@ def _asked(name: str, *, answers: bool) -> list[Asked]:
 
 
 def _sentences() -> tuple[list[Document], list[Asked]]:
-    """Every sentence of 200 paragraphs of SQuAD, and the questions that a sentence answers."""
+    """Every sentence of 200 SQuAD paragraphs, and the questions that one sentence answers."""
     paragraphs = _documents(read_rows("squad/corpus.jsonl.gz"))[:200]
     documents, parts = list[Document](), dict[str, list[Document]]()
     for d in paragraphs:
@@ -184,13 +184,13 @@ def _sampled(documents: Sequence[Document], asked: Sequence[Asked], rng: np.rand
     kept = [there[i] for i in [*named, *others][: SIZES["documents"]]]
     ids = {d.id for d in kept}
     drawn = [Asked(q.text, {d: g for d, g in q.relevant.items() if d in ids}, q.answers) for q in drawn]
-    drawn = [q for q in drawn if q.relevant]  # the log, too: its questions must be like those that are asked
+    drawn = [q for q in drawn if q.relevant]  # also for the log: its questions must resemble the test questions
     kept = [kept[i] for i in rng.permutation(len(kept))]
     return Corpus(kept, drawn[:count], [q.text for q in drawn[count : count + log]])
 
 
 async def _measured(corpus: Corpus, folder: Path, embedder: Embedder) -> dict[str, Any]:
-    """The figures of one corpus."""
+    """Results of one corpus."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = CachedGenerator(ExtractiveGenerator(), ReplyBuffer(), "extractive")
     with (
@@ -224,7 +224,10 @@ def new_index(file: Path, embedder: Embedder) -> SqliteIndex:
 
 
 async def _screen(corpus: Corpus, rag: Rag) -> int:
-    """Indexes the trusted documents, then the others through the enforced gate; returns the number quarantined."""
+    """Indexes the trusted documents, then the others through the enforced gate.
+
+    Returns the number of quarantined documents.
+    """
     trusted, new = corpus.documents[: SIZES["trusted"]], corpus.documents[SIZES["trusted"] :]
     guard = Guard(rag, [])
     await guard.add(trusted)
@@ -242,7 +245,7 @@ def default_specs() -> list[PluginSpec]:
 
 
 async def _guard(rag: Rag, calibration: Path, log: Sequence[str]) -> tuple[Guard, dict[str, Any]]:
-    """The default defenses, calibrated and enforced; and the share of documents withheld from each attack."""
+    """The default defenses, calibrated and enforced, and the share of documents withheld from each attack."""
     parts: dict[Any, Any] = {Embedder: rag.embedder, Index: rag.index}
     made: list[Defense] = []
     for spec in default_specs():
@@ -260,7 +263,7 @@ async def _guard(rag: Rag, calibration: Path, log: Sequence[str]) -> tuple[Guard
 
 
 def fresh(guard: Guard) -> Guard:
-    """The same guard without a past."""
+    """A copy of the guard without client state."""
     again: list[Defense] = []
     for d in guard.defenses:
         if isinstance(d, Mirabel):
@@ -273,7 +276,7 @@ def fresh(guard: Guard) -> Guard:
 
 
 async def _quality(corpus: Corpus, bare: Rag, guarded: Guard) -> dict[str, Any]:
-    """Each metric without the guard, with it, and the difference in points [95 %]."""
+    """Each metric without and with the guard, and the difference in percentage points with its 95 % interval."""
     values: dict[str, list[tuple[float, float]]] = {}
     guard, changed = fresh(guarded), 0
     for number, q in enumerate(corpus.asked):
@@ -308,7 +311,7 @@ def _compared(pairs: np.ndarray) -> dict[str, Any]:
 
 
 async def _withheld(corpus: Corpus, guarded: Guard) -> dict[str, Any]:
-    """Questions and sessions from which Mirabel withholds a document, and sessions alarmed by both together."""
+    """Questions and sessions from which Mirabel withholds a document, and sessions with an alarm of either defense."""
     guard, rng = fresh(guarded), np.random.default_rng(SEED + 2)
     texts, count, asked, flagged, met = [q.text for q in corpus.asked], SIZES["full_sessions"], 0, 0, Counter[str]()
     for client, numbers in sessions(len(texts), count, rng):
@@ -329,7 +332,7 @@ async def _withheld(corpus: Corpus, guarded: Guard) -> dict[str, Any]:
 
 
 def sessions(questions: int, count: int, rng: np.random.Generator) -> Iterator[tuple[str, list[int]]]:
-    """Clients, each with the numbers of the questions that it asks: popular ones repeatedly, by Zipf's law."""
+    """Yields clients with the numbers of their questions, drawn by Zipf's law."""
     share = 1 / np.arange(1, questions + 1)
     for number in range(count):
         length = int(rng.integers(1, SIZES["session_questions"] + 1))

@@ -1,7 +1,7 @@
-"""What Mirabel's decision costs, from the moments and by the scan of Algorithm 1.
+"""CPU time of Mirabel's decision, from corpus moments and by the scan of Algorithm 1.
 
-Cost counted: background of the query, threshold, decision, verdict. Not counted: embedding and search, which a RAG
-does anyway. BLAS uses one thread, as in a process that answers queries.
+Included: similarity statistics of the query, threshold, decision, verdict. Excluded: embedding and search, which a RAG
+needs anyway. BLAS uses one thread, as in a serving process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def measure() -> dict[str, float]:
-    """384 and 1,024 dimensions, 1,000 to 1,000,000 documents: median microseconds, the best of three rounds in turn."""
+    """Median microseconds, best of three alternating rounds. 384 and 1,024 dimensions, 1,000 to 1,000,000 documents."""
     rng = np.random.default_rng(SEED)
     us: dict[str, float] = {}
     for dim, sizes in ((384, (1_000, 100_000, 1_000_000)), (1024, (1_000, 100_000))):
@@ -50,7 +50,7 @@ def _from_moments(moments: CorpusMoments, Q: np.ndarray) -> float:
 
 
 def _by_scan(E: np.ndarray, q: np.ndarray, rho: float = 0.05) -> bool:
-    """Algorithm 1 as printed, in numpy: similarities by BLAS, then mean and deviation of all but the largest."""
+    """Algorithm 1 as printed, in numpy: similarities by BLAS, then mean and deviation of all except the largest."""
     S = E @ q  # (n,)
     target = int(S.argmax())
     rest = np.delete(S, target)

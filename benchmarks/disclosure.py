@@ -1,14 +1,14 @@
-"""Disclosure accounting: share of a disguised text that is counted, unreadable answers, times, harmless sessions.
+"""Disclosure accounting: counted share of disguised texts, unreadable answers, CPU times, benign sessions.
 
-``python -m benchmarks.disclosure [folder] [corpus ...] [size=number ...]``, or ``python -m benchmarks.disclosure time``
-for disguises, unreadable answers and times alone, or ``... cpu`` for times alone. With ``model=FILE``, the harmless
-sessions of a **real** model alone; its answers are kept in `build/disclosure`.
+``python -m benchmarks.disclosure [folder] [corpus ...] [size=number ...]`` measures everything. ``python -m
+benchmarks.disclosure time`` measures disguises, unreadable answers and times, ``... cpu`` times only. With
+``model=FILE`` it measures only the benign sessions of a **real** model, whose answers are cached in `build/disclosure`.
 
-Disguises are those of ``tests/disguises.py``, of notes of the fictional clinic. Harmless answers that could seem
-unreadable: ``ANSWERS`` recorded answers of a **real** model to questions about NFCorpus, over the five best chunks; and
-other documents of each corpus. Harmless sessions are those of ``benchmarks.defaults``, under ``crawl_limit`` with its
-default options, answered by the extractive generator and by the **simulated** reader, which answers a question of one
-word with whole documents. Corpora that were measured before with the same code and sizes stay in the results.
+Disguises are those of ``tests/disguises.py``, applied to notes of the fictional clinic. Two kinds of benign answers
+test the detection of unreadable text: ``ANSWERS`` recorded answers of a **real** model to questions about NFCorpus,
+over the five best chunks; and other documents of each corpus. Benign sessions are those of ``benchmarks.defaults``,
+under ``crawl_limit`` with default options. The readers are the extractive generator and the **simulated** reader, which
+answers a one-word question with whole documents. Results of the same code and sizes are kept for other corpora.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ QUESTION = "Which operation did the patient have, and who referred her?"
 
 
 def main() -> None:
-    """Measures disguises, times, and the corpora that are named; all of ``benchmarks.defaults`` by default."""
+    """Measures disguises, times, and the named corpora; by default all of ``benchmarks.defaults``."""
     if sys.argv[1:] in (["time"], ["cpu"]):
         held = json.loads((ROOT / "benchmarks/results/disclosure.json").read_text())["results"]
         counted = _counted() if sys.argv[1] == "time" else {}
@@ -92,7 +92,7 @@ def _counted() -> dict[str, Any]:
 
 
 def _recorded_answers(embedder: Kept) -> Iterator[tuple[str, Sequence[str], str]]:
-    """Question, texts and answer of ``ANSWERS`` recorded exchanges, in a seeded order; of any attack."""
+    """Question, texts and answer of ``ANSWERS`` recorded exchanges of any attack, in seeded order."""
     answered = [
         (question, answer)
         for row in read_set(RECORDED)[1:]
@@ -107,7 +107,7 @@ def _recorded_answers(embedder: Kept) -> Iterator[tuple[str, Sequence[str], str]
 
 
 def _other_documents(name: str) -> Iterator[tuple[str, Sequence[str], str]]:
-    """Documents as if they were answers from five others: fluent text with other words."""
+    """Documents as answers from a context of five others: fluent text with other words."""
     texts = [d.content for d in documents(name)]
     order = np.random.default_rng(SEED).permutation(len(texts))[: 6 * OTHERS]
     for i in range(0, len(order) - 5, 6):
@@ -116,7 +116,7 @@ def _other_documents(name: str) -> Iterator[tuple[str, Sequence[str], str]]:
 
 
 def _charged(exchanges: Iterable[tuple[str, Sequence[str], str]]) -> dict[str, Any]:
-    """Answers that are charged for unreadable words: number, of how many, share and interval; the words charged."""
+    """Answers that are charged for unreadable words: number, total, share and interval; and the words charged."""
     words = []
     for question, texts, answer in exchanges:
         counter = DisclosureCounter(texts, question)
@@ -130,7 +130,7 @@ def _charged(exchanges: Iterable[tuple[str, Sequence[str], str]]) -> dict[str, A
 
 
 def _disguises(disguises: Mapping[str, Callable[[str], str]]) -> dict[str, Any]:
-    """Mean share of the words of a note that is counted, by disguise; at most 1."""
+    """Mean share of a note's words that is counted, by disguise; at most 1."""
     found = {}
     for name, disguise in disguises.items():
         shares = []
@@ -148,10 +148,10 @@ def _disguises(disguises: Mapping[str, Callable[[str], str]]) -> dict[str, Any]:
 
 
 def _times() -> dict[str, Any]:
-    """CPU milliseconds (p50, p95) for 200 words and 10 chunks, with 5 texts of the null; the code measured.
+    """CPU milliseconds (p50, p95) for 200 words and 10 chunks, with 5 texts of the null, and the digest of the code.
 
     Words are counted while the reader writes the next ones. ``after the last word``: the part that delays the end of
-    the answer. Each time, the chunks have another order, so that nothing is kept of the context; or the same order.
+    the answer. Each repetition shuffles the chunks, so that no cache of the context applies, or keeps their order.
     """
     words = " ".join(NOTES[:10]).split()
     answers = {
@@ -197,9 +197,9 @@ async def _harmless(name: str, folder: Path, model: Path | None) -> dict[str, An
 
 
 async def _limits(corpus: Corpus, rag: Rag, model: RecordedModel | None = None) -> dict[str, Any]:
-    """Harmless sessions under ``crawl_limit``: by two readers, and with synthetic questions as the red team asks.
+    """Benign sessions under ``crawl_limit`` by two readers, and with the synthetic questions of the red team.
 
-    With a model, that is the only reader.
+    With a model, it is the only reader.
     """
     own = [q.text for q in corpus.asked]
     made = generate_questions(corpus.documents, SIZES["questions"], np.random.default_rng(SEED + 4))
@@ -216,9 +216,9 @@ async def _limits(corpus: Corpus, rag: Rag, model: RecordedModel | None = None) 
 
 
 async def _under_limit(texts: Sequence[str], rag: Rag, inner: Generator) -> dict[str, Any]:
-    """Sessions that ``crawl_limit`` alarms or suspects, and the test behind it. Searches each question once.
+    """Sessions in which ``crawl_limit`` raises an alarm or a suspicion, with the test statistic.
 
-    A document that Mirabel hides would only make fewer words that can be quoted.
+    Searches each question once. Documents that Mirabel hides would only reduce the number of words that can be quoted.
     """
     (spec,) = (spec for spec in default_specs() if spec.use == "crawl_limit")
     limit, generator = CrawlLimit(**spec.options), CachedGenerator(inner, ReplyBuffer(), type(inner).__name__)

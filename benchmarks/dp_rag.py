@@ -1,9 +1,10 @@
-"""What differential privacy leaves of the answers, by how many documents say the same, with the offline pair.
+"""Answer accuracy under differential privacy by redundancy of the documents, with the offline model.
 
-``python -m benchmarks.dp_rag``. Of each record one fact is asked about, and so many documents state it; nothing else is
-in the context. ``as published`` has the settings of DP-RAG's code, which Mirabel's authors took over; ``sharper`` a
-temperature of .02, and as much weight for the model without documents. Exact match with the right answer, 24 tokens,
-delta .001. Texts are synthetic, the model is tiny: relations, not figures for a large one.
+``python -m benchmarks.dp_rag``. Each question asks for one fact of a record; r documents of the context state it, and
+the context has no other document. ``as published`` has the settings of DP-RAG's code, which Mirabel's authors adopted.
+``sharper`` has a temperature of .02, and equal weight for the model without documents. Exact match with the correct
+answer, 24 tokens, delta .001. Texts are synthetic and the model is tiny: the figures show relations, not the level of a
+large model.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SETTINGS: dict[str, dict[str, float]] = {
 
 
 def main() -> None:
-    """Measures."""
+    """Measures and saves."""
     import torch
 
     torch.set_num_threads(1)
@@ -45,7 +46,10 @@ def main() -> None:
 
 
 def _judged(generator: Generator, asked: list[Record]) -> dict[str, Any]:
-    """Exact match, by how many documents state the fact. The bare model reads five at most: more it was not taught."""
+    """Exact match by the number of documents that state the fact.
+
+    The bare model reads at most five: its training limit.
+    """
     found = {}
     for count in AGREEING if not isinstance(generator, CausalLM) else AGREEING[:3]:
         right = 0

@@ -1,9 +1,9 @@
-"""The extractive generator: how often the quoted sentences answer, and how often it declines, right or wrong.
+"""The extractive generator: rates of correct answers and of refusals, on answerable and unanswerable questions.
 
-``python -m benchmarks.extractive`` measures it on the SQuAD development set, NFCorpus and the sample corpus, beside the
-earlier generator and two naive baselines: the sentence of the best chunk with the largest cosine, or BM25 score.
-``python -m benchmarks.extractive fit`` prints the weights of ``casemate.text.answering``, fitted on other articles of
-SQuAD (the split of Du et al. 2017) than the measured ones. A corpus that is finished with the same code is kept.
+``python -m benchmarks.extractive`` measures it on the SQuAD development set, NFCorpus and the sample corpus. It is
+compared with the earlier generator and two naive baselines: the sentence of the best chunk with the largest cosine, or
+BM25 score. ``python -m benchmarks.extractive fit`` prints the weights of ``casemate.text.answering``. They are fitted
+on SQuAD articles that are not measured (split of Du et al. 2017). A corpus with results of the same code is skipped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from casemate.types import UNKNOWN, Document, Float64, Prompt
 
 K = 5
 QUESTIONS, MEASURED = 1500, 800
-FITTED = 1000  # of the development questions; the others calibrate the support
+FITTED = 1000  # of the development questions; the others calibrate the support model
 FALSE_UNKNOWN, FALSE_UNKNOWN_BY_WORDS = 0.03, 0.1
 SUPPORT = ExtractiveGenerator().support
 NOTES = 240
@@ -59,11 +59,11 @@ REMARKS = (
     "My manager forgot it again. {}",
     "I read something on the bus. {}",
 )
-"""Remarks beside a question; they take turns."""
+"""Remarks beside a question, used in turn."""
 
 
 class Case(NamedTuple):
-    """A question with its context; without gold words it cannot be answered."""
+    """A question with its context; without gold words it is unanswerable."""
 
     question: str
     context: tuple[Document, ...]
@@ -72,25 +72,25 @@ class Case(NamedTuple):
 
     @property
     def found(self) -> bool:
-        """Whether the context contains the answer, in a relevant document."""
+        """Whether a relevant document of the context contains the answer."""
         return any(d.source in self.relevant and (not self.gold or contains(d.text, self.gold)) for d in self.context)
 
 
 class Reply(NamedTuple):
-    """Quoted sentences and their sources; none: declined."""
+    """Quoted sentences and their sources; empty: declined."""
 
     sentences: tuple[str, ...]
     sources: tuple[str, ...]
 
 
 def contains(text: str, gold: Sequence[str]) -> bool:
-    """Whether a text contains one of the gold answers, whatever the case."""
+    """Whether a text contains one of the gold answers, ignoring case."""
     plain = " ".join(MARKUP.sub("", text).lower().split())
     return any(re.search(a[3:], plain) if a.startswith("re:") else a.lower() in plain for a in gold)
 
 
 def squad(split: str, model: Kept, count: int = QUESTIONS) -> dict[str, list[Case]]:
-    """Questions of a split, each with its K nearest paragraphs; with all, without its article, without its paragraph.
+    """Questions of a split with their K nearest paragraphs, also without those of their article, or without their own.
 
     Args:
         split: ``du44`` or ``dev``.
@@ -119,7 +119,7 @@ def squad(split: str, model: Kept, count: int = QUESTIONS) -> dict[str, list[Cas
 
 
 def nfcorpus(model: Kept) -> dict[str, list[Case]]:
-    """The test queries of NFCorpus, and questions of SQuAD about other subjects; there are no gold sentences."""
+    """The test queries of NFCorpus, and questions of SQuAD on other subjects; without gold sentences."""
     documents = read_rows("nfcorpus/corpus.jsonl.gz")
     asked = {q["_id"]: q["text"] for q in read_rows("nfcorpus/queries.jsonl.gz")}
     relevant: dict[str, set[str]] = {}
@@ -138,7 +138,7 @@ def nfcorpus(model: Kept) -> dict[str, list[Case]]:
 
 
 def sample_corpus(model: Kept) -> dict[str, list[Case]]:
-    """The clinic: questions about its pages, doses of drugs in its case notes, and questions without an answer."""
+    """The clinic: questions about its pages, doses of drugs in its case notes, and unanswerable questions."""
     notes = clinic.case_notes(NOTES)
     files = [(p.name, p.read_text("utf-8")) for p in sorted(clinic.PAGES.glob("*.md"))] + notes
     chunks = [c for name, text in files for c in split_document(Document(name, text), model, model.max_tokens, 32)]
@@ -177,7 +177,7 @@ def _ranking(questions: Sequence[str], documents: Sequence[dict[str, Any]], mode
 
 
 def quote(generator: ExtractiveGenerator, case: Case) -> Reply:
-    """The reply of the generator."""
+    """The generator's reply."""
 
     async def parts() -> list[str]:
         return [part async for part in generator.stream(Prompt(case.question, case.context, ""))]
@@ -190,7 +190,7 @@ def quote(generator: ExtractiveGenerator, case: Case) -> Reply:
 
 
 def earlier(case: Case, most: int) -> Reply:
-    """The generator as it was: the sentences that share most word weights with the question."""
+    """The earlier generator: the sentences with the largest sum of word weights in common with the question."""
     rows = [
         (d, i, " ".join(MARKUP.sub("", s).split()), content_words(document.title))
         for d, document in enumerate(case.context)
@@ -216,7 +216,7 @@ def earlier(case: Case, most: int) -> Reply:
 
 
 def best_by_cosine(case: Case, model: Embedder) -> Reply:
-    """The sentence of the first document with the largest cosine, naively."""
+    """The sentence of the first document with the largest cosine (naive baseline)."""
     options = [" ".join(s.split()) for s in sentences(case.context[0].text)]
     vector = model.embed([case.question])[0]
     values = [sum(float(a) * float(b) for a, b in zip(model.embed([s])[0], vector, strict=True)) for s in options]
@@ -224,7 +224,7 @@ def best_by_cosine(case: Case, model: Embedder) -> Reply:
 
 
 def best_by_bm25(case: Case) -> Reply:
-    """The sentence of the first document with the largest BM25 score (k1 = 1.2, b = 0.75), naively."""
+    """The sentence of the first document with the largest BM25 score, k1 = 1.2, b = 0.75 (naive baseline)."""
     options = [" ".join(s.split()) for s in sentences(case.context[0].text)]
     every = [re.findall(r"\w+", s.lower()) for d in case.context for s in sentences(d.text)]
     mean = sum(map(len, every)) / len(every)
@@ -246,7 +246,7 @@ def with_remark(case: Case) -> Case:
 
 
 def systems(model: Embedder) -> dict[str, Callable[[Case], Reply]]:
-    """All that are measured."""
+    """All measured systems."""
     full, single = ExtractiveGenerator(embedder=model), ExtractiveGenerator(sentences=1, embedder=model)
     words, one = ExtractiveGenerator(), ExtractiveGenerator(sentences=1)
     return {
@@ -309,9 +309,9 @@ def _rate(events: Sequence[bool]) -> list[float]:
 
 
 def times(cases: Sequence[Case]) -> dict[str, float]:
-    """CPU milliseconds of an answer: the median over questions of the fastest of three.
+    """CPU milliseconds of an answer: the median over questions of the fastest of three runs.
 
-    Other work on the machine makes the same computation slower, up to three times, never faster.
+    Other load on the machine can slow the same computation by up to a factor of three.
     """
     model, some = MiniLM(threads=1), cases[:40]
 
@@ -332,7 +332,10 @@ def times(cases: Sequence[Case]) -> dict[str, float]:
 
 
 def fit() -> None:
-    """Fits both models on the split of Du et al. and prints them. The second ranks what the first one selects."""
+    """Fits both models on the split of Du et al. and prints them.
+
+    The support model uses the sentences of the ranking model.
+    """
     model = Kept(CACHE)
     cases = squad("du44", model)
     words = AnswerModel((0.0,) * len(FEATURES), (), 0.0)
@@ -356,7 +359,7 @@ def fit() -> None:
 
 class _Table(NamedTuple):
     features: Float64
-    ranked: np.ndarray  # numbers of the sentences that are ranked
+    ranked: np.ndarray  # numbers of the ranked sentences
     right: np.ndarray  # contains the answer, in a relevant document
     wrong: np.ndarray  # does not contain it
     found: bool
@@ -380,7 +383,7 @@ def _table(case: Case, model: Embedder | None, words: AnswerModel) -> _Table:
 
 
 def _fit_ranking(tables: Sequence[_Table], columns: int, penalty: float = 3.0) -> Float64:
-    """Logistic regression on differences between right and wrong sentences of a context."""
+    """Logistic regression on feature differences between correct and wrong sentences of one context."""
     scale = np.concatenate([t.features[t.ranked] for t in tables])[:, :columns].std(axis=0) + 1e-9
     differences, weights = [], []
     for table in tables:
@@ -395,7 +398,7 @@ def _fit_ranking(tables: Sequence[_Table], columns: int, penalty: float = 3.0) -
 
 
 def _fit_support(tables: dict[str, list[_Table]], ranking: Float64, rate: float) -> tuple[Float64, float]:
-    """Logistic regression of answerable against absent, and the intercept that declines a share of held-out ones."""
+    """Logistic regression of answerable against unanswerable cases, with an intercept for a given rate of refusals."""
     model = AnswerModel(tuple(ranking), (), 0.0)
 
     def rows(some: Sequence[_Table]) -> Float64:
@@ -420,7 +423,7 @@ def _fit_support(tables: dict[str, list[_Table]], ranking: Float64, rate: float)
 
 
 def main() -> None:
-    """Measures the corpora that are not yet in the results."""
+    """Measures the corpora without results."""
     model = Kept(CACHE)
     results = before("extractive", {"code": code_digest(), "k": K, "questions": MEASURED, "notes": NOTES})
     sources: dict[str, Callable[[], dict[str, list[Case]]]] = {

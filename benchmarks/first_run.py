@@ -1,7 +1,7 @@
-"""From `git clone` to the report of `casemate try` on 240 mixed files: CPU seconds and wall time by stage.
+"""From `git clone` to the report of `casemate try` on 240 mixed files: CPU seconds and wall-clock time by stage.
 
 The files are written from public texts (NFCorpus and SQuAD): markdown, text, html, pdf and jsonl. CPU seconds include
-all child processes; other programs on the machine change the wall time, and less so the CPU seconds.
+all child processes. Other load affects wall-clock time, and CPU seconds less.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ RECORDS = 5
 KINDS = ("md", "txt", "html", "pdf", "jsonl")
 FONT = b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
 LINE = 90
-"""Characters in a line of a pdf."""
+"""Characters per line of a PDF."""
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Titles and texts of NFCorpus and SQuAD, in turn."""
+    """Titles and texts of NFCorpus and SQuAD, alternating."""
     files = [DATA / name / "corpus.jsonl.gz" for name in ("nfcorpus", "squad")]
     streams = [gzip.open(file, "rt", encoding="utf-8") for file in files]
     for lines in zip(*streams, strict=False):
@@ -45,7 +45,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def write_files(folder: Path, count: int = FILES) -> None:
-    """Writes the files; a fifth of each kind. Deterministic."""
+    """Writes the files, a fifth of each type. Deterministic."""
     folder.mkdir(parents=True)
     source = texts()
     for i in range(count):
@@ -68,7 +68,7 @@ def write_files(folder: Path, count: int = FILES) -> None:
 
 
 def pdf(text: str) -> bytes:
-    """A PDF of one long page with a text, in Latin letters."""
+    """A PDF with one long page of text in Latin letters."""
     words, lines = text.encode("latin-1", "replace").split(), [b""]
     for word in words:
         if len(lines[-1]) + len(word) > LINE:
@@ -95,7 +95,7 @@ def pdf(text: str) -> bytes:
 
 
 class Stages:
-    """Wall time and CPU seconds of stages, those of child processes included."""
+    """Wall-clock time and CPU seconds of stages, including child processes."""
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, float]] = {}
@@ -133,7 +133,7 @@ def assess(folder: Path) -> dict[str, Any]:
 
 
 def measure(install: bool) -> dict[str, Any]:
-    """All stages, each in processes of its own."""
+    """All stages, each in its own process."""
     stages = Stages()
     with tempfile.TemporaryDirectory() as place:
         base, python = Path(place), sys.executable

@@ -1,4 +1,4 @@
-"""Canaries that fail by chance, and a real service that answers them so: for simulations and for the whole monitor."""
+"""Canaries that fail at random, and an HTTP service with such answers, for simulations and the complete monitor."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Faults = Callable[[int], Rates]
 
 
 class Change(NamedTuple):
-    """A fault from the first run after the baseline on.
+    """A fault that starts with the first run after the baseline.
 
     Attributes:
         rates: Failure rates of each run.
-        alarms: Whether a run has the alarm about it.
-        within: Runs within which it should alarm.
+        alarms: Whether a run raises the alarm about the fault.
+        within: Largest accepted number of runs until the alarm.
         sets: Simulated sets.
         longest: Largest number of runs of a set.
     """
@@ -51,7 +51,7 @@ class Change(NamedTuple):
 
 
 class Flakes:
-    """Which answers fail. The random numbers of a run do not depend on what is asked, nor in which order.
+    """Decides which answers fail. The random numbers of a run depend neither on the questions asked nor on their order.
 
     Args:
         rng: Random generator.
@@ -63,7 +63,7 @@ class Flakes:
         self.failed, self.repeated = np.zeros(CANARIES, bool), np.zeros((0, CANARIES), bool)
 
     def next_run(self, rates: Rates | None = None) -> npt.NDArray[np.bool_]:
-        """Draws a run: which canaries fail at first. ``repeated``: whether each repetition would fail."""
+        """Draws the first failures of a run. ``repeated``: whether each repetition would fail."""
         usual = np.full(CANARIES, FLAKE) if rates is None else rates
         drawn = self.rng.random((1 + AlarmLimits().max_repeats, CANARIES))
         self.failed = drawn[0] < np.where(self.failed, np.maximum(self.lasting[0], usual), usual)
@@ -71,12 +71,12 @@ class Flakes:
         return self.failed
 
     def fails(self, canary: int, number: int) -> bool:
-        """Whether an answer of the present run fails: the first one, number 0, or a repetition."""
+        """Whether an answer of the current run fails; number 0 is the first answer, others are repetitions."""
         return bool(self.failed[canary] if not number else self.repeated[number - 1, canary])
 
 
 class FlakyService:
-    """An HTTP service that answers canaries, and receives the notifications about them. Use as a context.
+    """An HTTP service that answers canaries and receives their notifications. Use as a context manager.
 
     Args:
         flakes: Decides which answers are wrong.
@@ -113,7 +113,7 @@ class FlakyService:
         self._thread.join()
 
     def next_run(self, rates: Rates | None = None) -> None:
-        """The next question of each canary is its first one in a run."""
+        """Starts a run: the next question of each canary is its first one."""
         self.asked.clear()
         self.flakes.next_run(rates)
 
@@ -128,7 +128,7 @@ class FlakyService:
 
 
 def end_to_end(folder: Path, flakes: Flakes, change: Change) -> dict[str, Any]:
-    """Runs the whole monitor on a service until an alarm: configuration, HTTP target, baseline, store and webhook.
+    """Runs the complete monitor on a service until an alarm: configuration, HTTP target, baseline, store and webhook.
 
     Args:
         folder: An empty folder.
@@ -141,7 +141,7 @@ def end_to_end(folder: Path, flakes: Flakes, change: Change) -> dict[str, Any]:
     canaries = [{"id": f"c{i}", "query": f"What is fee {i}?", "expected_answer": "25"} for i in range(CANARIES)]
     (folder / "canaries.yaml").write_text(yaml.safe_dump({"name": "simulated", "canaries": canaries}))
     with FlakyService(flakes) as service:
-        os.environ |= {"FLAKY_SERVICE_URL": service.url, "FLAKY_SERVICE_SECRET": "of this run"}  # files have no secrets
+        os.environ |= {"FLAKY_SERVICE_URL": service.url, "FLAKY_SERVICE_SECRET": "of this run"}  # in no file
         channel = {"use": "webhook", "url": "${FLAKY_SERVICE_URL}", "secret": "${FLAKY_SERVICE_SECRET}"}
         target = {"use": "http", "url": service.url}
         settings = {"monitor": {"target": target, "channels": [channel]}}
@@ -152,7 +152,10 @@ def end_to_end(folder: Path, flakes: Flakes, change: Change) -> dict[str, Any]:
 
 
 async def _watch(monitor: CanaryMonitor, service: FlakyService, change: Change) -> tuple[int, int]:
-    """Records and accepts a baseline, then runs until the alarm: number of the last run, and runs with an alarm."""
+    """Records and accepts a baseline, then runs until the alarm.
+
+    Returns the number of runs, and of runs with an alarm.
+    """
     recorded = iter(range(1, BASELINE))
     service.next_run()
     progress = partial(_before_next, recorded, service)

@@ -1,4 +1,4 @@
-"""Install size by package, CPU-seconds of ``import casemate``, peak memory of a search and of indexing the clinic."""
+"""Install size by package, CPU seconds of ``import casemate``, peak memory of a search and of indexing the clinic."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
 
 
 def install_sizes() -> dict[str, float]:
-    """Megabytes on disk of each package in the base install, and of the embedder's weights, largest first."""
+    """Megabytes on disk of each package of the base install, and of the embedder's weights, largest first."""
     code = [file for file in (ROOT / "src/casemate").rglob("*") if file.is_file() and file.suffix != ".pyc"]
     found = {"casemate": sum(file.stat().st_size for file in code) / 2**20}
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
@@ -62,7 +62,7 @@ def install_sizes() -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures all in fresh processes."""
+    """Measures everything in new processes."""
     sizes = install_sizes()
     costs = [float(_python(IMPORT)) for _ in range(5)]
     with tempfile.TemporaryDirectory() as folder:

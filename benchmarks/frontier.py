@@ -1,13 +1,14 @@
-"""Where topics are kept apart, and what that costs: readings of re-indexing, and limits by client, on one frontier.
+"""Trade-off of re-indexing and client limits: topic separation against loss of recall.
 
-``python -m benchmarks.frontier [folder] [questions] [corpus ...] [only=reading]``: three corpora, all crawlers, one
-client each. What was measured before with as many questions, of other corpora or readings, stays in the results. For
-each setting the loss of known-item recall at 5 to harmless clients, who ask 30 questions each, against what crawlers
-get: the share of chunks shown (coverage) and recovered (CRR, of replies whole and in items). ``full``: with the
-strength that was asked for, whatever the gate on what is found says. The reader is the simulation of
-``benchmarks.crawl``, whose folder may be used. ``lora`` fine-tunes the same MiniLM through sentence-transformers.
-``UMAP`` looks for topics in ten dimensions of UMAP's instead of 50 of largest variance; it needs umap-learn, which is
-no dependency of ours, and is left out without it.
+``python -m benchmarks.frontier [folder] [questions] [corpus ...] [only=setting]``: three corpora, all crawlers, one
+client each. Results of other corpora and settings with the same number of questions are kept.
+
+Cost: loss of known-item recall at 5 for benign clients with 30 questions each. Benefit: reduction of the crawlers'
+coverage (share of chunks shown) and CRR (of whole replies and of items). ``full``: full strength, even if the
+acceptance test on retrieval quality limits it. The reader is the simulation of ``benchmarks.crawl``, whose folder may
+be shared. ``lora`` fine-tunes the same MiniLM through sentence-transformers. ``UMAP`` finds topics in ten UMAP
+dimensions, not in the 50 principal components. It needs umap-learn, which is not a dependency, and is skipped without
+it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Query
 
 SHORT = replace(LORA, classes=6, learning_rate=1e-3, steps=50, eval_interval=10)
-"""A tenth of the steps at three times the rate, for two cores: four CPU-seconds a step."""
+"""A tenth of the steps at three times the learning rate, for two cores: four CPU seconds per step."""
 READINGS = {
     "adapter": ReindexSettings(),
     "adapter, whole clusters": ReindexSettings(topics=TopicSettings(selection="eom")),
@@ -72,7 +73,7 @@ ASKED, SESSION = 600, 30
 
 
 def main() -> None:
-    """Draws the frontier's points."""
+    """Measures the points of the trade-off."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/casemate-crawl")
     questions = int(sys.argv[2]) if len(sys.argv) > 2 else 300
     only = {a.removeprefix("only=") for a in sys.argv[3:] if a.startswith("only=")}
@@ -89,7 +90,7 @@ def main() -> None:
 
 
 class Trainable(CachedEmbedder):
-    """MiniLM, which sentence-transformers fine-tunes: the same weights, and the same vectors to five digits."""
+    """MiniLM that sentence-transformers can fine-tune: the same weights, and vectors equal to five digits."""
 
     @cached_property
     def _model(self) -> SentenceTransformers:
@@ -140,7 +141,7 @@ async def _corpus(collection: IndexedCorpus, folder: Path, questions: int, only:
 
 
 def _umap(E: np.ndarray, _: int) -> np.ndarray:
-    """Ten dimensions that keep who is near to whom, as far apart as may be."""
+    """Ten UMAP dimensions, which preserve neighborhoods."""
     umap = importlib.import_module("umap")
     made = umap.UMAP(n_components=10, n_neighbors=15, min_dist=0.0, metric="cosine", random_state=SEED, n_jobs=1)
     return np.asarray(made.fit_transform(E), np.float64)
@@ -154,7 +155,7 @@ async def _point(
     off: Sequence[bool],
     questions: int,
 ) -> dict[str, Any]:
-    """What a setting costs, and what each crawler gets."""
+    """Cost of a setting, and coverage and CRR of each crawler."""
     target: Target = Guard(collection.rag, defenses) if defenses else collection.rag
     on = await _recalled(target, asked)
     lost = stats.paired_bootstrap(_mean, (off, [0.0]), (on, [0.0]), SEED)

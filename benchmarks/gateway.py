@@ -1,13 +1,13 @@
-"""The gateway: what the guard costs, and how much a waiting stream holds.
+"""The gateway: CPU time of the guard, and memory of waiting streams.
 
-Load comes from this process, over HTTP, to servers in processes of their own. On a busy machine only ratios mean
-something: what is compared is measured in turn, in one run.
+Load comes from this process over HTTP; servers are separate processes. On a busy machine only ratios are reliable:
+compared settings alternate in one run.
 
     python -m benchmarks.gateway [throughput] [streams] [work]
 
-``throughput``: requests per second with the guard off, and on, of the same application (MiniLM, extractive answers).
-``streams``: a thousand streams that wait, what each holds, and whether others are still served.
-``work``: what the guard does beyond embedding and searching, at 100,000 documents of random vectors: processor time.
+``throughput``: requests per second of the same application with the guard off and on (MiniLM, extractive answers).
+``streams``: memory of each of 1,000 waiting streams, and whether other requests are still served. ``work``: CPU time of
+the guard beyond embedding and search, with 100,000 documents of random vectors.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ WINDOW_S, WINDOWS, WORKERS = 3.0, 5, 24
 
 
 def main() -> None:
-    """Runs what is named, or all, and adds it to what was measured before."""
+    """Measures the named parts, or all, and adds them to earlier results."""
     if sys.argv[1:2] == ["--serve"]:
         run_server(Path(sys.argv[2]), json.loads(sys.argv[3]))
         return
@@ -87,7 +87,7 @@ def raw(folder: Path, **sections: Any) -> dict[str, Any]:
 
 
 def prepare(folder: Path, **sections: Any) -> tuple[list[Document], list[Document]]:
-    """The fictional clinic, indexed and calibrated, without some of its case notes; see ``probed`` and ``raw``."""
+    """Indexes and calibrates the fictional clinic without some of its case notes; see ``probed`` and ``raw``."""
     pages = [Document(page.name, page.read_text()) for page in sorted(clinic.PAGES.glob("*.md"))]
     with open_app(raw(folder, **sections)) as app:
         embedder = app.guard.rag.embedder
@@ -103,7 +103,7 @@ def prepare(folder: Path, **sections: Any) -> tuple[list[Document], list[Documen
 
 
 def shuffled_notes() -> list[Document]:
-    """The case notes of the fictional clinic, in an order of the seed."""
+    """The case notes of the fictional clinic in seeded order."""
     notes = [Document(name, text) for name, text in clinic.case_notes()]
     random.Random(SEED).shuffle(notes)
     return notes
@@ -117,7 +117,7 @@ def probed() -> tuple[list[Document], list[Document]]:
 
 @contextmanager
 def server(folder: Path, **how: Any) -> Iterator[tuple[str, int]]:
-    """A gateway in a process of its own: its address and its id."""
+    """Starts a gateway process. Yields its address and process id."""
     command = [sys.executable, "-m", "benchmarks.gateway", "--serve", str(folder), json.dumps(how)]
     with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as running:
         try:
@@ -128,7 +128,7 @@ def server(folder: Path, **how: Any) -> Iterator[tuple[str, int]]:
 
 
 def run_server(folder: Path, how: dict[str, Any]) -> None:
-    """What such a process does."""
+    """Main function of such a process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, how.get("files", 8192)), hard))
     section = {"port": 0, "requests_per_minute": 10**7, "tokens_per_day": 10**12, "pace_ms": how.get("pace_ms", 0)}
@@ -143,12 +143,12 @@ def run_server(folder: Path, how: dict[str, Any]) -> None:
 
 @dataclass(eq=False)
 class Holding(Generator):
-    """Waits for ever behind its first piece when it is asked to."""
+    """Blocks after the first piece if the question contains "wait for ever"."""
 
     generator: Generator
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
-        """The first piece and no end, or the answer."""
+        """Yields the answer, or one piece and no end."""
         if "wait for ever" in prompt.question:
             yield "well "
             await asyncio.Event().wait()
@@ -157,20 +157,20 @@ class Holding(Generator):
 
 
 def client(url: str, folder: Path) -> httpx.AsyncClient:
-    """With the key, and as many connections as wanted."""
+    """A client with the key and an unlimited number of connections."""
     headers = {"Authorization": f"Bearer {(folder / 'key').read_text()}"}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     return httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=60)
 
 
 def body(text: str, **more: Any) -> dict[str, Any]:
-    """A question by somebody who never asked before."""
+    """Request body with a question of a new user."""
     user = uuid.uuid4().hex
     return {"model": "casemate", "messages": [{"role": "user", "content": text}], "user": user, **more}
 
 
 async def throughput(folder: Path) -> dict[str, Any]:
-    """Answers to harmless questions per second, guard off and on in turn, many at once."""
+    """Requests per second with benign questions, guard off and on alternating, with many concurrent requests."""
     questions = clinic.BENIGN_QUESTIONS
     rates: dict[str, list[float]] = {"off": [], "enforce": []}
     async with AsyncExitStack() as stack:
@@ -211,12 +211,12 @@ async def _load(http: httpx.AsyncClient, questions: Sequence[str], seconds: floa
 
 
 def verbatim(document: Document) -> str:
-    """A question that carries some of a document."""
+    """A question that contains part of a document."""
     return f"What is known about this: {' '.join(document.text.split()[:40])}"
 
 
 async def streams(folder: Path) -> dict[str, Any]:
-    """Memory and the answers of others, before and while a thousand streams wait, and after they left."""
+    """Memory, and latency of other requests: before, while 1,000 streams wait, and after they are closed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     with server(folder, hold=True) as (url, process):
@@ -249,7 +249,7 @@ async def _waiting(http: httpx.AsyncClient, stack: AsyncExitStack) -> None:
 
 
 async def _others(http: httpx.AsyncClient) -> float:
-    """Median seconds of an answer to somebody else."""
+    """Median seconds of an answer to another client."""
     times = []
     for text in clinic.BENIGN_QUESTIONS * 2:
         began = time.perf_counter()
@@ -260,7 +260,7 @@ async def _others(http: httpx.AsyncClient) -> float:
 
 
 def _cpu_s(process: int) -> float:
-    """Seconds of processor time so far: it says more than the clock on a machine that others use."""
+    """CPU seconds of a process so far. On a shared machine they are more reliable than wall-clock time."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -272,7 +272,7 @@ def resident_kb(process: int) -> int:
 
 @dataclass(eq=False)
 class Given(Embedder):
-    """Hands out the vectors it was given, one after another."""
+    """Returns the given vectors in order."""
 
     vectors: np.ndarray
     fingerprint: str = "given"
@@ -285,17 +285,17 @@ class Given(Embedder):
         return int(self.vectors.shape[1])
 
     def embed(self, texts: Sequence[str], progress: Any = None) -> np.ndarray:
-        """The next ones."""
+        """The next vectors, one for each text."""
         self.at += len(texts)
         return self.vectors[self.at - len(texts) : self.at]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """None."""
+        """No spans."""
         return []
 
 
 class Scanned(Index):
-    """All vectors in memory, compared one by one: enough to be searched."""
+    """Minimal index: exact scan of all vectors in memory."""
 
     def __init__(self, E: np.ndarray, documents: Sequence[Document]) -> None:
         self.E, self.documents = E, documents
@@ -303,10 +303,10 @@ class Scanned(Index):
         self.held = sum(parts, CorpusMoments.empty(E.shape[1]))
 
     def open(self, fingerprint: str, dim: int) -> None:
-        """Nothing is to be opened."""
+        """Does nothing."""
 
     def search(self, vector: np.ndarray, k: int, tenant: str = "default") -> Retrieval:
-        """The k nearest."""
+        """The k nearest documents."""
         scores = self.E @ vector  # (n,)
         best = np.argpartition(-scores, k)[:k]
         best = best[np.argsort(-scores[best])]
@@ -316,7 +316,7 @@ class Scanned(Index):
 
 
 async def work(asked: int = 300, n: int = 100_000) -> dict[str, Any]:
-    """Milliseconds in the defense, and what the longer search for its sake costs; one question at a time."""
+    """Milliseconds in the defense, and of the larger search that it needs; one question at a time."""
     rng = np.random.default_rng(SEED)
     E = clustered(n, 384, rng)
     Q = E[rng.integers(0, n, asked)] + 0.06 * rng.standard_normal((asked, 384), dtype=np.float32)
@@ -336,7 +336,7 @@ async def work(asked: int = 300, n: int = 100_000) -> dict[str, Any]:
 
 
 async def _fit(index: Scanned, Q: np.ndarray) -> Calibration:
-    """A calibration by which few of these questions are flagged; what judging costs depends on no more of it."""
+    """A calibration that flags few of these questions. The time of a decision does not depend on it otherwise."""
     ones, none = (1.0,) * len(FEATURES), (0.0,) * len(FEATURES)
     made = Calibration("given", len(index.E), 5, FEATURES, none, ones, ones, (), "synthetic")
     mirabel, scores = Mirabel(), list[float]()
@@ -375,7 +375,7 @@ async def _own(guard: Guard, mirabel: Mirabel, asked: int) -> dict[str, Any]:
             guard.rag.index.search(vector, k)
             times.append(time.thread_time() - began)
         longer.append(times[1] - times[0])
-    extra = 1e3 * float(np.median(longer))  # the difference of two scans, each far longer than it: its tail is noise
+    extra = 1e3 * float(np.median(longer))  # difference of two scans, each much longer: its tail is noise
     defense = {f"p{p}": 1e3 * float(np.percentile(judged, p)) for p in (50, 99)}
     return {
         "defense_ms": defense,

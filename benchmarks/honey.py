@@ -1,8 +1,8 @@
-"""Honey records: how many harmless questions find one, and how soon a crawler does.
+"""Honeytokens: share of benign questions that retrieve a record, and questions of a crawler until it does.
 
-``python -m benchmarks.honey [folder] [detection]`` keeps embeddings in the folder. Half of the questions choose the
-places, the other half tell the rate. A crawler asks through a simulated reader that repeats what it is told to repeat;
-it is a client of its own, and counted as the defense counts it: different records shown among the best five.
+``python -m benchmarks.honey [folder] [detection]`` caches embeddings in the folder. Half of the questions select the
+positions of the records; the other half measure the rate. The crawler uses the simulated reader, which obeys commands
+to repeat. It is one client. As in the defense, the count is of different records among its five best hits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ QUESTIONS, LOG, K, ALARM = 100, 1500, 5, 3
 
 
 def main(folder: str = "", only: str = "") -> None:
-    """Both corpora, and the time from a token to its alert; ``detection``: only the latter, beside older results."""
+    """Measures both corpora, and the time from a token to its alert.
+
+    ``detection``: only the time, added to earlier results.
+    """
     file = ROOT / "benchmarks/results/honey.json"
     with tempfile.TemporaryDirectory() as scratch:
         embedder = Kept(Path(folder or scratch) / "kept.npz")
@@ -60,7 +63,7 @@ def main(folder: str = "", only: str = "") -> None:
 
 
 def measured(name: str, embedder: Kept, folder: Path) -> dict[str, Any]:
-    """One corpus."""
+    """Results of one corpus."""
     rng = np.random.default_rng(SEED)
     all_questions = questions(name)
     asked = [all_questions[i] for i in rng.permutation(len(all_questions))[: 2 * LOG]]
@@ -88,14 +91,14 @@ def measured(name: str, embedder: Kept, folder: Path) -> dict[str, Any]:
 
 
 def harmless(guard: Guard, question: str) -> int:
-    """Records in the context of a question."""
+    """Number of honeytokens in the context of a question."""
     query = Query(question, k=K)
     hits = asyncio.run(guard.rag.retrieve(query)).hits
     return sum(h.document.source.startswith("honey/") for h in hits)
 
 
 def sessions(guard: Guard, asked: list[str]) -> tuple[int, int]:
-    """Of so many clients who ask 50 questions each, how many are shown three different records."""
+    """Clients with 50 questions each: number that are shown three different records, and number of clients."""
     alarms, count = 0, len(asked) // 50
     for i in range(count):
         shown = set[str]()
@@ -107,7 +110,7 @@ def sessions(guard: Guard, asked: list[str]) -> tuple[int, int]:
 
 
 async def crawled(name: str, guard: Guard) -> dict[str, Any]:
-    """After how many questions a crawler is shown the first and the third record, and how many in all."""
+    """Questions until a crawler is shown the first and the third record, and the number of records in all."""
     seen, first = set[str](), dict[int, int]()
     asked = 0
 
@@ -133,10 +136,10 @@ async def crawled(name: str, guard: Guard) -> dict[str, Any]:
 
 
 async def delays(embedder: Kept, folder: Path, repeats: int = 100) -> dict[str, float]:
-    """Milliseconds from the last letter of a token, as the model writes it, to an alert that another process can read.
+    """Milliseconds from the generation of a token to an alert that another process can read.
 
-    The whole pipeline: retrieval, guard, detection in the stream, event, alert. Each repetition has its own tenant:
-    further leaks within an hour join the first alert.
+    The complete path: retrieval, guard, detection in the stream, event, alert. Each repetition has its own tenant,
+    because further leaks within an hour join the first alert.
     """
     keys = HoneytokenKeyFile(folder / "delay.json")
     leaked = format_credential("api_key", keys.load_or_create().prompt_token("api_key", 1), "example.net")
@@ -167,7 +170,7 @@ async def delays(embedder: Kept, folder: Path, repeats: int = 100) -> dict[str, 
             found.append(1e3 * (time.perf_counter() - written[0]))
             busy.append(1e3 * (time.process_time() - written[1]))
     quantiles = {f"p{round(100 * q)}_ms": float(np.quantile(found, q)) for q in (0.95, 0.99)}
-    cpu = {"median_cpu_ms": float(np.median(busy)), "largest_cpu_ms": max(busy)}  # on a busy machine, wall time waits
+    cpu = {"median_cpu_ms": float(np.median(busy)), "largest_cpu_ms": max(busy)}  # wall time includes waits
     return {"median_ms": float(np.median(found)), **quantiles, "largest_ms": max(found), **cpu, "leaks": repeats}
 
 

@@ -1,9 +1,11 @@
-"""What the guard adds to a question that LangChain asks a vector store of 100,000 documents, per question.
+"""Overhead of the guard in a LangChain similarity search over 100,000 documents, per question.
 
-Bare and guarded store are asked the same questions in turn, in one run, so that a busy machine slows both. Four
-stores: LangChain's own in memory, one that searches a matrix by BLAS (of FAISS's shape, as far as the guard sees), one
-that knows all answers before, so that nothing but the guard is left to be measured, and the same one when it has read
-the matrix all the same, so that the guard finds the processor's caches as a search leaves them.
+Bare and guarded store get the same questions, alternating in one run, so that other load affects both. Four stores:
+
+- ``in_memory``: LangChain's own.
+- ``matrix``: search by BLAS, with the interface of FAISS.
+- ``instant``: cached answers, so that only the guard is measured.
+- ``cold``: cached answers, after a read of the matrix. The guard then runs with the processor caches as after a search.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from casemate.integrations.langchain import GuardedVectorStore, guarded
 DOCUMENTS, DIM, K, WORDS, TOPICS = 100_000, 384, 4, 60, 300
 QUESTIONS = 100
 ROUNDS = {"instant": 20, "cold": 6, "matrix": 6, "in_memory": 2}
-"""How often all questions are asked; of the slow store's, the first 15."""
+"""Rounds over all questions; the slow store gets only the first 15 questions."""
 
 
 class Words(Embeddings):
-    """A text is the sum of its words' random directions: texts that share words are near."""
+    """Embeds a text as the sum of random directions of its words, so that texts with common words are near."""
 
     def __init__(self, rng: np.random.Generator, size: int = 6000) -> None:
         self.words = [f"{a}{b}{c}" for a in "bdfglmnprst" for b in "aeiou" for c in _ENDS][:size]
@@ -38,7 +40,7 @@ class Words(Embeddings):
         self._directions = rng.standard_normal((len(self.words) + 1, DIM), dtype=np.float32)
 
     def embed_documents(self, texts: list[str]) -> list[Any]:
-        """Rows of float32: as lists of Python's floats, 100,000 of them would take 1.2 GB."""
+        """Rows of float32. As lists of Python floats, 100,000 of them would need 1.2 GB."""
         return [self._vector(text) for text in texts]
 
     def embed_query(self, text: str) -> list[float]:
@@ -56,7 +58,7 @@ _ENDS = [f"{c}{v}{d}" for c in "klmnrstvz" for v in "aeiou" for d in "dkmt"]
 
 
 class Matrix(VectorStore):
-    """Exact search by BLAS. ``index`` and ``index_to_docstore_id`` are as FAISS has them."""
+    """Exact search by BLAS, with FAISS's attributes ``index`` and ``index_to_docstore_id``."""
 
     def __init__(self, embedding: Embeddings, documents: Sequence[Document], E: np.ndarray) -> None:
         self._embedding, self._documents, self._E = embedding, documents, E
@@ -69,17 +71,17 @@ class Matrix(VectorStore):
         return self._embedding
 
     def reconstruct(self, place: int) -> np.ndarray:
-        """As FAISS's index."""
+        """See FAISS's index."""
         return self._E[place]
 
     def search(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """As FAISS's docstore: ids are numbers here."""
+        """See FAISS's docstore; ids are numbers here."""
         return self._documents[int(name)]
 
     def similarity_search_with_score_by_vector(
         self, embedding: Any, k: int = K, **kwargs: Any
     ) -> list[tuple[Document, float]]:
-        """As FAISS."""
+        """See LangChain's FAISS store."""
         s = self._E @ np.asarray(embedding, np.float32)
         near = np.argpartition(-s, k)[:k]
         return [(self._documents[i], float(s[i])) for i in near[np.argsort(-s[near])]]
@@ -95,10 +97,10 @@ class Matrix(VectorStore):
 
 
 class Instant(Matrix):
-    """Knows what is asked: a search is a look into a dictionary."""
+    """Returns cached answers, by a dictionary lookup."""
 
     def learn(self, questions: Sequence[str], reach: int = 64) -> None:
-        """Searches for each question once."""
+        """Searches for each question once, and caches the answers."""
         self._known: dict[float, list[tuple[Document, float]]] = {}
         for question in questions:
             vector = self._embedding.embed_query(question)
@@ -107,24 +109,24 @@ class Instant(Matrix):
     def similarity_search_with_score_by_vector(
         self, embedding: Any, k: int = K, **kwargs: Any
     ) -> list[tuple[Document, float]]:
-        """As FAISS."""
+        """See LangChain's FAISS store."""
         known = getattr(self, "_known", {}).get(embedding[0])
         return known[:k] if known and k <= len(known) else super().similarity_search_with_score_by_vector(embedding, k)
 
 
 class Cold(Instant):
-    """Knows what is asked, and reads the matrix first."""
+    """Returns cached answers after a read of the matrix."""
 
     def similarity_search_with_score_by_vector(
         self, embedding: Any, k: int = K, **kwargs: Any
     ) -> list[tuple[Document, float]]:
-        """As FAISS."""
+        """See LangChain's FAISS store."""
         self._E @ np.asarray(embedding, np.float32)
         return super().similarity_search_with_score_by_vector(embedding, k)
 
 
 def main(documents: int = DOCUMENTS) -> None:
-    """Measures all four."""
+    """Measures all four stores."""
     rng = np.random.default_rng(SEED)
     model = Words(rng)
     topics = rng.choice(len(model.words), (TOPICS, 150))
@@ -165,10 +167,10 @@ def _text(model: Words, topic: np.ndarray, count: int, rng: np.random.Generator)
 def _measured(
     bare: VectorStore, wrapped: GuardedVectorStore, questions: Sequence[str], rounds: int
 ) -> dict[str, float]:
-    """Wall and CPU milliseconds.
+    """Wall-clock and CPU milliseconds.
 
-    ``first``: each question for the first time, so its documents' words are new to the guard. ``least``: of each
-    question's rounds the quickest, which the machine's other work disturbed least.
+    ``first``: the first time of each question, when its documents' words are new to the guard. ``least``: the fastest
+    round of each question, which other load disturbed least.
     """
     taken = np.empty((2, rounds, len(questions), 2))  # (guarded, round, question, wall and CPU)
     alike = 0

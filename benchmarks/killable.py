@@ -1,7 +1,7 @@
-"""A system in processes of their own, any of which can be killed and started again.
+"""A system of several processes, any of which can be killed and restarted.
 
-Gateways, a Postgres server, and ``casemate index`` with its parsing process, which reads a folder into a tenant of its
-own while the gateways serve.
+The processes are gateways, a Postgres server, and ``casemate index`` with its parser process. The latter indexes a
+folder into a separate tenant while the gateways serve.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from benchmarks import ROOT
 from benchmarks.gateway import ENVIRONMENT, raw, server
 
 TENANT = "files"
-"""The tenant of the folder: no answer of the gateways is from it."""
+"""Tenant of the folder. The gateways do not answer from it."""
 FILES, CHANGED = 24, 8
 PAGE = "<p>Sheet {name}, version {version}, lists part {part}.</p>"
 FILLING = "<div></div>" * 60_000
-"""Takes the parser a while, and has no text."""
+"""Text-free HTML that slows the parser down."""
 PARSER_WAIT_S = 60.0
 
 
 class Database:
-    """A Postgres server of our own.
+    """A Postgres server.
 
     Attributes:
-        url: Its address, which stays the same.
+        url: Its address, which does not change.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,11 +52,11 @@ class Database:
 
     @property
     def process(self) -> int:
-        """Id of the postmaster."""
+        """Process id of the postmaster."""
         return int((self._folder / "postmaster.pid").read_text().split()[0])
 
     def kill(self, seconds: float = 60.0) -> None:
-        """Kills the postmaster; starts the server again on the same files once its other processes have ended."""
+        """Kills the postmaster, and restarts the server on the same files when its other processes have ended."""
         process, end = Path(f"/proc/{self.process}"), time.monotonic() + seconds
         os.kill(self.process, signal.SIGKILL)
         while process.exists() or not self._started():
@@ -64,7 +64,7 @@ class Database:
             time.sleep(0.1)
 
     def _started(self) -> bool:
-        """Starts the server; False while processes of the killed one have not ended."""
+        """Starts the server; False while processes of the killed one are alive."""
         with suppress(subprocess.SubprocessError, AssertionError):
             self._server.ensure_postgres_running()
             return str(self._server.get_uri()) == self.url
@@ -77,7 +77,7 @@ class Database:
 
 @contextmanager
 def postgres(folder: Path) -> Iterator[Database]:
-    """A server, whose address is in ``DATABASE_URL`` for this process and those it starts."""
+    """A server whose address is in ``DATABASE_URL`` for this process and its children."""
     database = Database(folder)
     try:
         os.environ["DATABASE_URL"] = ENVIRONMENT["DATABASE_URL"] = database.url
@@ -87,7 +87,7 @@ def postgres(folder: Path) -> Iterator[Database]:
 
 
 def sections() -> dict[str, Any]:
-    """What a configuration has in place of SQLite files."""
+    """Configuration for Postgres in place of SQLite files."""
     return {
         "rag": {"index": {"use": "pgvector", "url": "${DATABASE_URL}"}, "embedder": {"use": "minilm", "threads": 1}},
         "store": {"use": "sql", "url": "${DATABASE_URL}"},
@@ -96,17 +96,17 @@ def sections() -> dict[str, Any]:
 
 @dataclass
 class Killable:
-    """Gateways, the database if there is one, and the program that indexes a folder.
+    """Gateways, an optional database, and the program that indexes a folder.
 
     Attributes:
         folder: Their files.
-        gateways: How many.
-        sections: What differs from the configuration of ``benchmarks.gateway``.
+        gateways: Number of gateways.
+        sections: Differences to the configuration of ``benchmarks.gateway``.
         database: The Postgres server, or None.
         urls: Addresses of the gateways.
-        processes: Their ids.
-        told: ``begin FILE VERSION`` before a file is written, ``done FILE VERSION`` once it was reported as indexed.
-        counts: How often what happened.
+        processes: Process ids of the gateways.
+        told: ``begin FILE VERSION`` before a file is written, ``done FILE VERSION`` when it was reported as indexed.
+        counts: Number of kills, runs and failures by kind.
     """
 
     folder: Path
@@ -140,7 +140,7 @@ class Killable:
         self.urls[number], self.processes[number] = url, process
 
     async def kill(self, kind: str, rng: random.Random) -> None:
-        """Kills a process by SIGKILL, and starts it again if nothing else does.
+        """Kills a process by SIGKILL, and restarts it unless its parent does.
 
         Args:
             kind: ``gateway``, ``database`` or ``parser``.
@@ -159,7 +159,7 @@ class Killable:
         self.counts[f"kills of a {kind}"] += 1
 
     async def _kill_parser(self, rng: random.Random) -> bool:
-        """Kills a parsing process at a random time of its work; False if none began."""
+        """Kills a parser process at a random time of its work; False if none started."""
         end = time.monotonic() + PARSER_WAIT_S
         while time.monotonic() < end:
             if parsers := _parsers():
@@ -171,7 +171,7 @@ class Killable:
         return False
 
     async def index_again_and_again(self, rng: random.Random, pause_s: float = 3.0) -> None:
-        """Changes some files, indexes the folder, and notes which versions were acknowledged."""
+        """Changes some files, indexes the folder, and records the acknowledged versions, in a loop."""
         corpus, number = self.folder / "corpus", 0
         corpus.mkdir(exist_ok=True)
         written: dict[str, str] = {}
@@ -212,13 +212,13 @@ class Killable:
 
 
 def _parsers() -> list[int]:
-    """Ids of the parsing processes that this program's children started."""
+    """Ids of the parser processes that this program's children started."""
     processes = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
     return [process for process in processes if _is_parser(process)]
 
 
 def _is_parser(process: int) -> bool:
-    """Whether a process parses, and this program is among its ancestors."""
+    """Whether a process is a parser and a descendant of this program."""
     with suppress(OSError):  # it has ended
         if b"casemate.rag.parsing_process" in Path(f"/proc/{process}/cmdline").read_bytes():
             while process > 1 and process != os.getpid():

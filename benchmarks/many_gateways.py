@@ -1,15 +1,15 @@
-"""Several gateways over one Postgres: what sharing costs, by processor time.
+"""Several gateways over one Postgres: CPU time of sharing.
 
     python -m benchmarks.many_gateways [polling] [throughput]
 
-``polling``: how a gateway learns what others wrote, beside 100,000 verdicts: by time, as it was, without and with an
-index on (kind, at); and by place, as it is.
-``throughput``: three gateways (MiniLM, calibrated Mirabel, extractive answers) over one database with pgvector. Load on
-one at a time (``alone``), on all three (``together``), and on three others that share nothing (``apart``: a database
-each). Load, gateways and Postgres share the cores and caches of one machine, so each answer of three takes more
-processor time than one of a single gateway. What sharing costs is the processor time of an answer, in gateway and
-database, ``together`` against ``apart``. Where both are the same, three machines answer three times as much, until the
-database is full.
+``polling``: CPU time in which a gateway reads new events of others, beside 100,000 verdicts. It compares the earlier
+query by time, without and with an index on (kind, at), with the present query by position.
+
+``throughput``: gateways (MiniLM, calibrated Mirabel, extractive answers) with pgvector. ``alone``: load on one gateway.
+``together``: load on three over one database. ``apart``: load on three with a database each. Clients, gateways and
+Postgres share the cores and caches of one machine. So an answer of three gateways needs more CPU time than that of one.
+The cost of sharing is the CPU time per answer, in gateway and database, ``together`` compared with ``apart``. If both
+are equal, three machines have three times the throughput, up to the capacity of the database.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ GATEWAYS, WINDOWS, WINDOW_S = 3, 4, 4.0
 
 
 def main() -> None:
-    """Runs what is named, or all, and adds it to what was measured before."""
+    """Measures the named parts, or all, and adds them to earlier results."""
     wanted = sys.argv[1:] or ["polling", "throughput"]
     file = ROOT / "benchmarks/results/many_gateways.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def polling(url: str) -> dict[str, dict[str, float]]:
-    """Milliseconds by the clock, and of processor here, of learning that nothing is new."""
+    """Wall-clock and CPU milliseconds of a poll without new events."""
     with closing(SqlEventStore(Secret(url))) as store:
         _fill(store)
         _, place = store.read_since("key", 0)
@@ -79,7 +79,7 @@ def polling(url: str) -> dict[str, dict[str, float]]:
 
 
 def _fill(store: SqlEventStore) -> None:
-    """Verdicts of the last five minutes among a few keys."""
+    """Appends verdicts of the last five minutes for a few keys."""
     now, verdict = datetime.now(UTC), {"defense": "mirabel", "flagged": False, "text": "x" * 300}
     step = VERDICTS // KEYS
     for number in range(VERDICTS):
@@ -115,7 +115,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 async def throughput(folder: Path, database: Database) -> dict[str, Any]:
-    """Answers per second, and processor milliseconds of each, of one gateway, three, and three apart."""
+    """Answers per second and CPU milliseconds per answer: one gateway, three, and three with separate databases."""
     await asyncio.to_thread(_prepare, folder)
     own = [database.url.replace("/postgres?", f"/apart{number}?") for number in range(GATEWAYS)]
     with psycopg.connect(database.url, autocommit=True) as connection:
@@ -158,7 +158,7 @@ async def _window(https: Sequence[httpx.AsyncClient], processes: Sequence[int], 
 
 
 def _tree_s(process: int) -> float:
-    """Processor seconds of a process and of those that it began."""
+    """CPU seconds of a process and its descendants."""
     children = [
         int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal() and _parent(path) == process
     ]
@@ -189,7 +189,7 @@ def _prepare(folder: Path) -> None:
 
 @contextmanager
 def _gateway(folder: Path, url: str) -> Iterator[tuple[str, int]]:
-    """A gateway in a process of its own, over the database at ``url``: its address and its id."""
+    """Starts a gateway process over the database at ``url``. Yields its address and process id."""
     command = [sys.executable, "-m", "casemate", "serve", "--config", str(folder / "casemate.json")]
     environment = ENVIRONMENT | {"DATABASE_URL": url, "COLUMNS": "200"}
     log = folder / f"{uuid.uuid4().hex}.log"

@@ -1,8 +1,8 @@
-"""Membership inference on NFCorpus, guard off against guard on: the split of Naseh et al. (1,000 + 1,000), k = 3.
+"""Membership inference on NFCorpus, guard off and on: the split of Naseh et al. (1,000 + 1,000), k = 3.
 
-The guard is calibrated on the 324 dev questions; what it costs is measured on the 323 test questions. The reader is the
-simulation. ``python -m benchmarks.membership 250 [folder]`` takes the first 250 + 250, and goes on in the folder where
-an earlier run broke off; times are then those of the rest.
+The guard is calibrated on the 324 dev questions. Its cost is measured on the 323 test questions. The reader is
+**simulated**. ``python -m benchmarks.membership 250 [folder]`` uses the first 250 + 250 candidates. It resumes an
+interrupted run in the folder; times are then those of the remaining part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from casemate.types import Query
 
 
 def main() -> None:
-    """Indexes, attacks, and writes the figures."""
+    """Indexes, attacks, and writes the results."""
     each = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     named = json.loads((DATA / "mia_riddle/nfcorpus_selected_indices.json").read_text())
     with nullcontext(sys.argv[2]) if len(sys.argv) > 2 else tempfile.TemporaryDirectory() as name:
@@ -74,9 +74,9 @@ def _campaign(raw: dict[str, Any]) -> tuple[CampaignResult, float]:
 
 
 def _cost(app: App) -> dict[str, float]:
-    """Microseconds of CPU of the calibrated test alone, on what was found for each test question, by new clients.
+    """CPU microseconds of the calibrated test on the hits of each test question, by new clients.
 
-    Asked twice: documents are read at first sight, and the stems of the last few thousand are remembered.
+    Each question is asked twice: the first time documents are analyzed; later the stems of recent words are cached.
     """
     (defense,) = app.calibrated
     found = []

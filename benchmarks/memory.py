@@ -1,16 +1,17 @@
-"""Memory of a gateway over 100,000 questions, without a model: does anything grow with the number of questions?
+"""Memory of a gateway over 100,000 questions without a model: does it grow with the number of questions?
 
     python -m benchmarks.memory [QUESTIONS]
 
-The gateway (SQLite, calibrated Mirabel, crawl_limit, an embedder and a generator of the tests) is called within this
-process, 12 questions at once, by four people; half of the answers are streams. Tables that remember 10,000 requests
-hold 500 here. So these tables, and the state of the clients, are full after 4,000 questions. At every hundredth of the
-questions are measured: the resident memory of the process; what the C library has given out (``mallinfo2``), and what
-it holds free; and the arenas of Python's own allocator. Both allocators keep the most that was ever in use at a time,
-and that takes some thousand questions. So the warm-up is a fifth of the questions.
+The gateway (SQLite, calibrated Mirabel, crawl_limit, test embedder and generator) is called within this process: 12
+concurrent questions of four users; half of the answers are streams. Tables that store 10,000 requests are limited to
+500 here. So these tables and the client state are full after 4,000 questions.
 
-``growth_mb_per_100_000``: slope of a line through the later ones, with a 95 % bootstrap interval over blocks of ten
-measurements. ``at_4000``: when the tables were full.
+Every 100 questions it measures resident memory; memory that the C library has allocated and free (``mallinfo2``); and
+the arenas of Python's allocator. Both allocators keep their peak size, and reach it after some thousand questions. So
+the warm-up is a fifth of the questions.
+
+``growth_mb_per_100_000``: slope of a line through the later measurements, with a 95 % bootstrap interval over blocks of
+ten. ``at_4000``: when the tables were full.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class Sample(NamedTuple):
 
     Attributes:
         asked: Questions so far.
-        resident: Of the process.
-        allocated: What the C library has given out, large blocks included.
-        free: What it holds free.
+        resident: Resident memory of the process.
+        allocated: Allocated by the C library, including large blocks.
+        free: Free memory of the C library.
         arenas: Arenas of Python's allocator.
     """
 
@@ -75,7 +76,7 @@ class Sample(NamedTuple):
 
 
 class Light(BagOfWords):
-    """Remembers the directions of words, and no text."""
+    """Caches directions of words, but no texts."""
 
     @cached_property
     def _directions(self) -> dict[str, Vector]:
@@ -94,7 +95,7 @@ class Light(BagOfWords):
 
 
 class Forgetful(Parrot):
-    """Remembers no prompt."""
+    """Stores no prompts."""
 
     async def stream(self, prompt: Prompt) -> Any:
         """See ``Generator``."""
@@ -131,7 +132,7 @@ def main() -> None:
 
 
 def growth(asked: np.ndarray, mb: np.ndarray) -> list[float]:
-    """MB per 100,000 questions, and its interval."""
+    """Growth in MB per 100,000 questions, with its interval."""
     blocks = np.array_split(np.arange(len(asked)), max(2, len(asked) // 10))
     rng = np.random.default_rng(SEED)
     slopes = []
@@ -144,7 +145,7 @@ def growth(asked: np.ndarray, mb: np.ndarray) -> list[float]:
 
 
 def system(folder: Path) -> App:
-    """A system over documents of random words, calibrated on short harmless questions."""
+    """A system over documents of random words, calibrated on short benign questions."""
     section = {"port": 0, "pace_ms": 0, "requests_per_minute": 10**7, "tokens_per_day": 10**12}
     config = configuration.parse({"guard": {"defenses": []}, "gateway": section}, folder=folder)
     opened = ExitStack()
@@ -171,7 +172,7 @@ def questions(count: int) -> list[str]:
 
 
 async def measure(app: App, count: int) -> list[Sample]:
-    """Asks, and measures at every hundredth."""
+    """Asks, and measures every 100 questions."""
     key = str(ApiKeyStore(app.store).create(Grant("people", trust_user=True))[1])
     api, rng, samples = make_app(app), random.Random(SEED), list[Sample]()
     texts = [*questions(200), *(document.text for document in documents(HELD)[:25])]
@@ -207,7 +208,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 def malloc_mb() -> tuple[float, float]:
-    """What glibc has given out, large blocks included, and what it holds free."""
+    """MB that glibc has allocated, including large blocks, and MB that it has free."""
     libc = ctypes.CDLL("libc.so.6")
     libc.mallinfo2.restype = _MallocInfo
     info = libc.mallinfo2()
@@ -215,7 +216,7 @@ def malloc_mb() -> tuple[float, float]:
 
 
 def python_arenas_mb() -> float:
-    """Size of the arenas, as the interpreter writes it to standard error; 0 with ``PYTHONMALLOC=malloc``."""
+    """MB of the arenas, as the interpreter prints them to standard error; 0 with ``PYTHONMALLOC=malloc``."""
     with tempfile.TemporaryFile() as file:
         kept = os.dup(2)
         try:

@@ -1,4 +1,4 @@
-"""NFCorpus through the product: indexing rate, retrieval quality, cost of a question, and what Mirabel flags."""
+"""NFCorpus through the complete system: indexing rate, retrieval quality, latency, and queries that Mirabel flags."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROBES = 250
 
 
 def main() -> None:
-    """Indexes, then asks the 323 test queries."""
+    """Indexes the corpus, then asks the 323 test queries."""
     with tempfile.TemporaryDirectory() as folder:
         raw = {
             "rag": {"index": {"use": "sqlite", "path": f"{folder}/index.db"}},
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _index(app: App) -> dict[str, Any]:
-    """The whole of ``casemate index`` against the raw ONNX session on the same chunks, in one run."""
+    """``casemate index`` compared with the ONNX session alone on the same chunks, in one run."""
     start, cpu = time.perf_counter(), time.process_time()
     report = ingest(app, DATA / "nfcorpus")
     ingest_s, ingest_cpu_s = time.perf_counter() - start, time.process_time() - cpu
@@ -73,7 +73,7 @@ def _texts(app: App) -> list[str]:
 
 
 def _raw_session(model: MiniLM, texts: list[str]) -> tuple[float, float]:
-    """Seconds and CPU-seconds of the ONNX session alone on all texts, tokenised and sorted before."""
+    """Wall-clock and CPU seconds of the ONNX session alone on all texts, which are tokenized and sorted before."""
     rows = [[model._first, *model._tokenizer.encode(text)[: model.max_tokens], model._last] for text in texts]
     rows.sort(key=len, reverse=True)
     batches = []
@@ -116,7 +116,7 @@ def _retrieval(app: App, questions: dict[str, str], qrels: dict[str, dict[str, f
 
 
 def _ask(app: App, questions: dict[str, str]) -> dict[str, float]:
-    """Median milliseconds of a guarded question, and of its two unavoidable parts."""
+    """Median milliseconds of a guarded question, and of embedding and search alone."""
     texts = list(questions.values())
     rag = app.guard.rag
 
@@ -143,7 +143,7 @@ def _ask(app: App, questions: dict[str, str]) -> dict[str, float]:
 
 
 def _mirabel(app: App, questions: dict[str, str]) -> dict[str, Any]:
-    """What each threshold flags: benign test queries, and probes with whole and half records of the corpus."""
+    """Flag rates of each threshold: benign test queries, and probes with whole and half documents of the corpus."""
     rng = np.random.default_rng(SEED)
     sources = [source.parse() for source in Corpus(DATA / "nfcorpus").sources()]
     records = [f"{title}\n{text}" for title, text, _ in (sources[i] for i in rng.permutation(len(sources))[:PROBES])]

@@ -1,11 +1,13 @@
-"""Proof of ownership: power against copies of a collection, and p-values of systems without it.
+"""Proof of ownership: power against copies of a collection, and p-values of systems without one.
 
 ``python -m benchmarks.ownership [corpus ...] [model=FILE]`` plants twenty records among documents of NFCorpus and
-SQuAD. A thief has all of them, half, or a fifth, and answers with the extractive generator or the **simulated** reader.
+SQuAD. A thief copies all of them, half, or a fifth, and answers with the extractive generator or the **simulated**
+reader.
+
 An informed thief knows the design, but not the key. It removes every document with a name that no other document
-contains: three words in a row that occur in it only, at least twice. ``innocent``: the collection without the records.
-With a model, a thief lets it write each planted record in other words; of the other documents, on which no question
-depends, it has the originals.
+contains: three consecutive words that occur in this document only, at least twice. ``innocent``: the collection without
+the records. With a model, the thief paraphrases each planted record. Other documents stay as they are, because no
+question depends on them.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ async def _measured(corpus: str, folder: Path, embedder: Embedder, model: str) -
 
 
 async def _paraphrased(documents: Sequence[Document], model: str) -> list[Document]:
-    """The documents, with the planted records in the words of a model. An empty answer leaves nothing of a record."""
+    """The documents with paraphrased records. If the model's answer is empty, the record is lost."""
     writer = RecordedModel(Path(model), ROOT / f"build/ownership/{Path(model).stem}.jsonl.gz", 160)
     planted = [document for document in documents if "honey" in document.source]
     asked = (join_stream(writer.stream(Prompt(f"{REWRITE}\n\n{d.content}", (), ""))) for d in planted)

@@ -1,14 +1,15 @@
-"""Poison at ingest: how much of it is held back, and how many harmless new documents with it.
+"""Screening of poisoned documents at ingest: detection rate, and false positives among new benign documents.
 
-``python -m benchmarks.poison [folder] [corpus] [FILE.json]`` keeps embeddings in the folder; the other corpus keeps its
-results. The texts are PoisonedRAG's own (100 questions of Natural Questions, five texts each), with the question in
-front, as the black-box attack puts them in, and without. FILE: other texts in the same project's format, such as its
-``results/adv_targeted_results/msmarco.json``; results have its name. Backgrounds: SQuAD and NFCorpus. A tenth of a
-corpus is held out: its documents are the harmless new ones. The threshold is learnt from the rest alone; 2,000
-questions of the corpus are watched. Three cases: the attacked question is among them, a rewording of it by rules is,
-neither is. Three arrivals: all texts with the new documents; one text of each question; and, for the first questions of
-one split, one text after another, each judged when those before it were let in or held back. Over three splits; rates
-are of all splits together. Then our own attacks, on one split.
+``python -m benchmarks.poison [folder] [corpus] [FILE.json]`` caches embeddings in the folder. Results of the other
+corpus are kept. The texts are PoisonedRAG's own: 100 questions of Natural Questions, five texts each. They are tested
+with the question in front, as in the black-box attack, and without. FILE: other texts in the format of PoisonedRAG,
+such as its ``results/adv_targeted_results/msmarco.json``; the result has its name.
+
+Corpora: SQuAD and NFCorpus. A tenth of each corpus is held out as new benign documents. The threshold is fitted on the
+rest. 2,000 questions of the corpus are watched. Three cases: the attacked question is watched, a rule-based rewording
+of it is watched, or neither. Two orders of arrival: all texts with the new documents, or one text per question. A third
+order, for the first questions of one split: single texts in turn, each after the decision on the previous one. Rates
+are over three splits. Then our own attacks run on one split.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from casemate.types import Document, Vector
 CORPORA = ("squad", "nfcorpus")
 WATCHED, K, SPLITS, HELD_OUT = 2000, 5, 3, 0.1
 ATTACKED = 25
-"""Questions that our own attacks are tried on."""
+"""Questions for our own attacks."""
 TRIGGER = "xanadoo"
 
 
 class Texts:
-    """PoisonedRAG's texts, and what they are against."""
+    """PoisonedRAG's texts, with their questions and false answers."""
 
     def __init__(self, embedder: Kept, file: str = "") -> None:
         found = _targets(Path(file)) if file else read_rows("attacks/poisonedrag_nq.jsonl.gz")
@@ -59,7 +60,7 @@ class Texts:
         }
 
     def watched(self, case: str) -> tuple[list[str], Vector | None]:
-        """What is watched beside the corpus's own questions."""
+        """Watched questions in addition to the corpus's own, with their vectors."""
         if case == "watched":
             return self.questions, self.vectors
         return (self.reworded, self.reworded_vectors) if case == "reworded" else ([], None)
@@ -73,7 +74,7 @@ def _targets(file: Path) -> list[dict[str, Any]]:
 
 
 def reworded(question: str, number: int) -> str:
-    """Another wording by rules: key words in another order, or behind a polite beginning."""
+    """A rule-based rewording: content words in another order, or after a polite opening."""
     kept = [w for w in words(question) if w not in STOP_WORDS] or words(question)
     if number % 2:
         return f"Could you tell me about {' '.join(kept)}?"
@@ -81,7 +82,7 @@ def reworded(question: str, number: int) -> str:
 
 
 class Ground:
-    """One corpus, of which a tenth is not in the index."""
+    """One corpus, of which a tenth is not indexed."""
 
     def __init__(self, name: str, embedder: Kept, folder: Path, split: int) -> None:
         rng = np.random.default_rng([SEED, split])
@@ -99,12 +100,12 @@ class Ground:
         self.index.add(held, embedder.embed([d.content for d in held]))
 
     def fitted(self, more: Sequence[str], vectors: Vector | None) -> PoisonScreener:
-        """What harmless documents are like, with these questions watched beside the corpus's."""
+        """A screener fitted on the indexed documents, with further watched questions."""
         both = self.asked_vectors if vectors is None else np.concatenate([self.asked_vectors, vectors])
         return PoisonScreener.fit(self.index, [*self.asked, *more], both, k=K)
 
     def restart(self, learnt: PoisonScreener) -> PoisonScreener:
-        """The same, before it has judged anything; what the index says to a vector is looked up once."""
+        """A copy of the screener without earlier decisions, with a cache for second-nearest similarities."""
         fresh, search = copy.copy(learnt), learnt._second_nearest
         fresh._recent = type(learnt._recent)(learnt._recent.size)
 
@@ -122,7 +123,7 @@ _questions: dict[str, list[str]] = {}
 
 
 def questions_of(name: str) -> list[str]:
-    """The first 6,000 in a fixed order, so that not all need be embedded."""
+    """The first 6,000 in a fixed order, to limit the embedding time."""
     if name not in _questions:
         found = questions(name)
         order = np.random.default_rng(SEED).permutation(len(found))[:6000] if len(found) > 6000 else range(len(found))
@@ -131,7 +132,7 @@ def questions_of(name: str) -> list[str]:
 
 
 def main(folder: str = "", only: str = "", other: str = "") -> None:
-    """Both corpora, or one."""
+    """Measures both corpora, or one."""
     file = ROOT / "benchmarks/results/poison.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if only or other else {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -146,7 +147,7 @@ def main(folder: str = "", only: str = "", other: str = "") -> None:
 
 
 def measured(name: str, texts: Texts, embedder: Kept, folder: Path) -> dict[str, Any]:
-    """One corpus, over all splits."""
+    """Results of one corpus, over all splits."""
     counts: dict[tuple[str, str], list[bool]] = {}
     result: dict[str, Any] = {}
     for split in range(SPLITS):
@@ -165,7 +166,7 @@ def measured(name: str, texts: Texts, embedder: Kept, folder: Path) -> dict[str,
 def judged(
     ground: Ground, texts: Texts, embedder: Kept, by_itself: bool
 ) -> Iterator[tuple[str, str, list[ScreeningResult]]]:
-    """What is thought of harmless documents and of poison, by case and by how it arrives."""
+    """Screening results of benign and poisoned documents, by case and order of arrival."""
     for case in ("watched", "reworded", "not watched"):
         learnt = ground.fitted(*texts.watched(case))
         yield case, "harmless", ground.restart(learnt).screen(ground.new, ground.new_vectors)
@@ -178,7 +179,7 @@ def judged(
 def arrivals(
     ground: Ground, learnt: PoisonScreener, poison: list[Document], E: Vector, by_itself: bool
 ) -> Iterator[tuple[str, list[ScreeningResult]]]:
-    """What is thought of poison, by how it arrives."""
+    """Screening results of poisoned documents, by order of arrival."""
     for arrival, step in (("five together", 1), ("one alone", 5)):
         batch = np.concatenate([ground.new_vectors, E[::step]])
         found = ground.restart(learnt).screen([*ground.new, *poison[::step]], batch)
@@ -190,7 +191,7 @@ def arrivals(
 
 
 def after_another(ground: Ground, learnt: PoisonScreener, poison: list[Document], E: Vector) -> list[ScreeningResult]:
-    """Each text by itself; whoever is let in is held from then on, in the index, too, until the end."""
+    """Screens single texts in turn. Texts that pass are indexed for the following decisions, and removed at the end."""
     suspicion, found = copy.copy(learnt), []
     suspicion._recent, suspicion.question_scores = (
         type(learnt._recent)(learnt._recent.size),
@@ -207,7 +208,7 @@ def after_another(ground: Ground, learnt: PoisonScreener, poison: list[Document]
 
 
 def own(ground: Ground, texts: Texts, embedder: Kept) -> dict[str, Any]:
-    """Our own attacks: whether they are found for their questions, and whether they are held back."""
+    """Our own attacks: share of questions that retrieve them, and share quarantined."""
     attacks: dict[str, Any] = {
         "poisonedrag black box": Poison(),
         "poisonedrag white box": Poison(method="white_box", embedder=embedder, texts=1, candidates=4),
@@ -237,7 +238,7 @@ def own(ground: Ground, texts: Texts, embedder: Kept) -> dict[str, Any]:
 def told(
     ground: Ground, texts: Texts, embedder: Kept, made: Sequence[Iterable[Document]], attacked: Vector
 ) -> dict[str, Any]:
-    """One attack: the share of attacked questions that find it, and of its texts that are held back."""
+    """One attack: share of attacked questions that retrieve its texts, and share of its texts that are quarantined."""
     groups = [list(documents) for documents in made]
     poison = [d for group in groups for d in group]
     E = embedder.embed([d.content for d in poison])
@@ -252,7 +253,7 @@ def told(
 
 
 def entering(ground: Ground, E: Vector, asked: Vector) -> stats.Estimate:
-    """Share of questions whose best five any of the documents would be among."""
+    """Share of questions for which any of the documents would be among the best five."""
     scores = QuestionScores.of([""] * len(asked), asked, ground.index, K)
     return stats.proportion(int((scores.margins(E).max(axis=0) >= 0).sum()), len(asked))
 

@@ -1,9 +1,10 @@
-"""One poisoned text a day: on which day it is quarantined, with evidence kept from day to day and without.
+"""One poisoned text per day: the day of its quarantine, with and without evidence from earlier days.
 
-``python -m benchmarks.poison_days [folder]`` keeps embeddings in the folder. PoisonedRAG's texts (100 questions of
-Natural Questions, five texts each) against NFCorpus. Days are simulated: each day, harmless documents that were held
-out arrive with one text of each attacked question, and a new process screens them. It knows earlier days from the
-event store alone. Ten questions are attacked in a week. They are not watched. Documents that pass are indexed.
+``python -m benchmarks.poison_days [folder]`` caches embeddings in the folder. The corpus is NFCorpus, the texts are
+PoisonedRAG's (100 questions of Natural Questions, five texts each). Days are simulated. Each day, held-out benign
+documents arrive with one text for each attacked question, and a new process screens them. It reads the evidence of
+earlier days from the event store. Ten questions are attacked in a week. They are not watched. Documents that pass are
+indexed.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from casemate.monitor.poisoning.screening_evidence import ScreeningEvidence
 from casemate.types import Document, Vector
 
 DAYS, HARMLESS, ATTACKED = 5, 40, 10
-"""Days, harmless new documents of each, and questions attacked in one week."""
+"""Days, new benign documents per day, and questions attacked in one week."""
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def main(folder: str = "", splits: int = SPLITS) -> None:
-    """Both forms of the texts, with and without evidence of earlier days."""
+    """Measures both forms of the texts, with and without evidence of earlier days."""
     found: dict[str, Any] = {"days": DAYS, "harmless_a_day": HARMLESS, "attacked_a_week": ATTACKED, "simulated": True}
     with tempfile.TemporaryDirectory() as scratch:
         embedder = Kept(Path(folder or scratch) / "kept.npz")
@@ -49,7 +50,7 @@ def main(folder: str = "", splits: int = SPLITS) -> None:
 
 
 def summary(weeks: Sequence[tuple[list[int], int]], questions: int) -> dict[str, Any]:
-    """Share of questions with a quarantined text by each day, and of quarantined harmless documents."""
+    """Share of questions with a quarantined text by each day, and share of quarantined benign documents."""
     caught = [stats.proportion(sum(w[0][day] for w in weeks), questions * len(weeks)) for day in range(DAYS)]
     harmless = len(weeks) * DAYS * HARMLESS * questions // ATTACKED
     alarms = stats.proportion(sum(w[1] for w in weeks), harmless)
@@ -57,7 +58,10 @@ def summary(weeks: Sequence[tuple[list[int], int]], questions: int) -> dict[str,
 
 
 def week(embedder: Kept, folder: Path, written: list[str], split: int, kept: bool) -> tuple[list[int], int]:
-    """Weeks of groups of questions: questions with a quarantined text by each day; quarantined harmless documents."""
+    """Results of consecutive weeks, each with other questions.
+
+    Questions with a quarantined text by each day, and number of quarantined benign documents.
+    """
     ground = Ground("nfcorpus", embedder, Path(tempfile.mkdtemp(dir=folder)), split)
     fitted, by_day, alarms = ground.fitted([], None), np.zeros(DAYS, int), 0
     with closing(ground.index):
@@ -70,7 +74,7 @@ def week(embedder: Kept, folder: Path, written: list[str], split: int, kept: boo
 
 
 class Week:
-    """One week, in which a few questions are attacked."""
+    """One week, in which some questions are attacked."""
 
     def __init__(self, ground: Ground, fitted: PoisonScreener, embedder: Kept, written: list[str], kept: bool) -> None:
         self.ground, self.fitted, self.embedder, self.written, self.kept = ground, fitted, embedder, written, kept
@@ -79,7 +83,7 @@ class Week:
         self.caught, self.passed, self.alarms = set[int](), list[str](), 0
 
     def run(self, day: int) -> set[int]:
-        """One day; returns the questions with a quarantined text so far."""
+        """Simulates one day; returns the questions with a quarantined text so far."""
         benign = self.order[day * HARMLESS : (day + 1) * HARMLESS]
         poison = [Document(f"p{i}-{day}", text) for i, text in enumerate(self.written[day::5])]
         question = {document.id: i for i, document in enumerate(poison)}

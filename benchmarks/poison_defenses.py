@@ -1,13 +1,14 @@
-"""Defenses against poisoned passages: attack success, accuracy and cost, side by side. No language model.
+"""Defenses against poisoned passages: attack success, accuracy and CPU time. No language model.
 
-``python -m benchmarks.poison_defenses [CASES [COLLECTION ...]]`` takes at most so many questions of each collection. It
-keeps the results of the others, each with its number of questions and the digest of the code. ``... quorum [CASES]``
-measures quorum alone, below m texts and at m = 2, on more questions of SQuAD. The reader is
-**extractive** (by words), ten passages are retrieved, and every defense acts through the guard. Poison: one to three
-texts of PoisonedRAG for each question, and one of CorruptRAG, by ``redteam.attacks.poison``. On NFCorpus, questions,
+``python -m benchmarks.poison_defenses [CASES [COLLECTION ...]]`` uses at most CASES questions of each collection.
+Results of other collections are kept, each with its number of questions and the digest of the code. ``... quorum
+[CASES]`` measures quorum alone, below m texts and at m = 2, on more questions of SQuAD.
+
+The reader is **extractive** (by words), ten passages are retrieved, and every defense runs in the guard. Poison: one to
+three texts of PoisonedRAG per question, and one of CorruptRAG, by ``redteam.attacks.poison``. On NFCorpus, questions,
 false answers and texts are PoisonedRAG's own, with the question in front; its documents do not answer them.
 
-An attack succeeds if the answer contains the false answer as whole words. An answer is right if it contains a gold
+An attack succeeds if the answer contains the false answer as whole words. An answer is correct if it contains a gold
 answer. TrustRAG's second stage needs a language model and is not measured.
 """
 
@@ -57,7 +58,7 @@ class Ground:
     Attributes:
         documents: The documents.
         cases: The questions.
-        texts: Published poisoned texts by question; empty: they are written.
+        texts: Published poisoned texts by question; empty: they are generated.
     """
 
     documents: Sequence[Document]
@@ -100,7 +101,7 @@ def pooled(corpora: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grounds(embedder: Kept, most: int) -> Iterator[tuple[str, Ground]]:
-    """The collections."""
+    """Yields the collections."""
     documents, cases = synthetic(max(1, most // 12), (3, 4, 5, 8, 12, 20))
     yield "synthetic", Ground(documents, cases, {})
     yield "squad", Ground(corpus("squad"), squad(embedder, max(1, most // len(BINS)), BINS), {})
@@ -111,7 +112,7 @@ def grounds(embedder: Kept, most: int) -> Iterator[tuple[str, Ground]]:
 
 
 def systems(rag: Rag) -> dict[str, Guard]:
-    """One guard for each defense, with a client that may not read any source in full."""
+    """One guard for each defense, with a client without entitlement to any source."""
 
     def quorum(support: int, jitter: int = 1) -> Guard:
         defense = Quorum(support=support, jitter=jitter, secret=Secret("secret of the benchmark"))
@@ -132,7 +133,7 @@ def systems(rag: Rag) -> dict[str, Guard]:
 async def measured(
     ground: Ground, embedder: Kept, only: Sequence[str] = (), attacks: Sequence[str] = tuple(ATTACKS)
 ) -> dict[str, Any]:
-    """All systems, or those alone that are named, under some attacks on one collection."""
+    """Results of all systems, or of the named ones, under some attacks on one collection."""
     with tempfile.TemporaryDirectory() as folder, closing(SqliteIndex(Path(folder) / "index.db")) as index:
         rag = Rag(embedder, index, ExtractiveGenerator())
         index.add(ground.documents, embedder.embed([d.content for d in ground.documents]))
@@ -171,7 +172,7 @@ async def _asked(
 
 
 async def poisoned(case: Case, ground: Ground, number: int) -> dict[str, list[Document]]:
-    """The poisoned texts of each attack."""
+    """Poisoned texts of each attack."""
     found: dict[str, list[Document]] = {}
     for attack, count in ATTACKS.items():
         if attack == "corruptrag":

@@ -1,12 +1,13 @@
-"""Defenses against poisoned passages with a real language model: questions of the synthetic collection and of SQuAD.
+"""Defenses against poisoned passages with a real language model, on the synthetic collection and SQuAD.
 
-``python -m benchmarks.poison_reader FILE.gguf [MINUTES] [corpus ...]`` asks the model for so long, and records each
-answer in ``benchmarks/recorded/quorum``. Run it again to go on. Without arguments it measures from recorded answers.
+``python -m benchmarks.poison_reader FILE.gguf [MINUTES] [corpus ...]`` queries the model for at most MINUTES, and
+records each answer in ``benchmarks/recorded/quorum``. Run it again to resume. Without arguments it measures recorded
+answers.
 
 Ten passages are retrieved. Poison: none, or one text of PoisonedRAG, by ``redteam.attacks.poison``. TrustRAG runs both
-stages, RobustRAG both aggregations. An answer is right if it contains a gold answer as whole words, and false if it
-contains the attacker's. Questions of SQuAD are those of which several passages contain an answer; their answers
-are not kept, because they may repeat the corpus.
+stages, RobustRAG both aggregations. An answer is correct if it contains a gold answer as whole words, and false if it
+contains the attacker's. The SQuAD questions have an answer in several passages. Their model answers are not recorded,
+because they may repeat the corpus.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ POISON = (0, 1)
 
 
 def main() -> None:
-    """Asks the model if it is given, and measures."""
+    """Queries the model if one is given, and measures."""
     named = [a for a in sys.argv[1:] if a in CORPORA] or CORPORA
     given = [a for a in sys.argv[1:] if a not in CORPORA]
     if given:
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 async def _ask(model: Path, seconds: float, corpora: Sequence[str]) -> None:
-    """Asks what is not recorded yet, and records each answer at once."""
+    """Asks the questions without a recorded answer, and records each answer immediately."""
     began = time.monotonic()
     file = RECORDED / f"poison_{files.short_name(model)}.jsonl.gz"
     if not file.exists():
@@ -89,7 +90,7 @@ async def _ask(model: Path, seconds: float, corpora: Sequence[str]) -> None:
 async def _rows(
     name: str, reader: Generator, embedder: Kept, done: Collection[tuple[str, int, str]]
 ) -> AsyncIterator[list[dict[str, Any]]]:
-    """What all systems answer to one question with one number of poisoned texts; they are asked at once."""
+    """Answers of all systems to one question with one number of poisoned texts; the systems run concurrently."""
     documents, cases = synthetic(FACTS, REDUNDANCY) if name == "synthetic" else _squad(embedder)
     with tempfile.TemporaryDirectory() as folder, closing(SqliteIndex(Path(folder) / "index.db")) as index:
         rag = Rag(embedder, index, reader)
@@ -108,14 +109,14 @@ async def _rows(
 
 
 def _squad(embedder: Kept) -> tuple[list[Document], list[Case]]:
-    """The paragraphs, and questions of both bins in turn."""
+    """The paragraphs, and questions of both bins, alternating."""
     cases = squad(embedder, EACH, BINS)
     bins = [[case for case in cases if low <= case.r <= high] for low, high in BINS]
     return corpus("squad"), [case for pair in zip(*bins, strict=True) for case in pair]
 
 
 def systems(rag: Rag) -> dict[str, Guard]:
-    """One guard for each defense; for quorum, the client may not read any source in full."""
+    """One guard for each defense; for quorum, the client has no entitlement to any source."""
     reader = rag.generator
     return {
         "plain": Guard(rag, []),
@@ -129,14 +130,14 @@ def systems(rag: Rag) -> dict[str, Guard]:
 
 
 async def _answered(guard: Guard, case: Case, kept: bool) -> dict[str, Any]:
-    """One row of the recorded file, with the answer if it is kept."""
+    """One row of the recorded file, with the answer if ``kept``."""
     said = (await guard.ask(Query(case.question, "client", k=K, groups=frozenset()))).text
     right, false = exact_match(said, case.answers), exact_match(said, [case.false])
     return {"answer": said if kept else "", "right": right, "false": false}
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Right and false answers with 95 % intervals, by system and number of poisoned texts."""
+    """Correct and false answers with 95 % intervals, by system and number of poisoned texts."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(row["system"] for row in rows):
         for count in POISON:

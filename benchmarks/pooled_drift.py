@@ -1,11 +1,12 @@
-"""The tests of canaries by simulation: false alarms, also with failures that last, and delays; 50 canaries.
+"""Simulation of the canary tests: false alarms, also with persistent failures, and detection delays; 50 canaries.
 
-``python -m benchmarks.pooled_drift [PART...]``. Everything is simulated: canaries that flake in 1 % of runs, and a
-baseline of 20 runs with one repetition of each failure. First the pooled test alone. Then all tests, by the monitor's
-code (``analyze_run``), run after run with its repetitions; each part has at least 10,000 runs, baselines included. A
-failure may last: the next answer after it, in the same run or the next one, fails with some probability. ``cache``:
-repetitions fail, the next run does not. ``end to end``: one run of the whole monitor for each figure, with a real HTTP
-service, event store and webhook. Its failures are drawn as in the simulation, so both must alarm in the same run.
+``python -m benchmarks.pooled_drift [PART...]``. All data are simulated: canaries with a flake rate of 1 %, and a
+baseline of 20 runs with one repetition of each failure. First the pooled test alone. Then all tests run through the
+monitor's code (``analyze_run``), run by run with repetitions. Each part has at least 10,000 runs, including baselines.
+
+A failure may persist: the next answer, in the same or the next run, fails with some probability. ``cache``: repetitions
+fail, the next run does not. ``end to end``: one run of the complete monitor per setting, with an HTTP service, an event
+store and a webhook. Its failures equal those of the simulation, so both must raise the alarm in the same run.
 """
 
 from __future__ import annotations
@@ -40,34 +41,34 @@ from casemate.monitor.trends.sequential_tests import FlakeCounts, answers_after_
 RUNS_PER_FALSE_ALERT = 4000.0
 SETS = 10_000
 QUIET_RUNS = 100
-"""Runs of the whole monitor without a fault."""
+"""Runs of the complete monitor without a fault."""
 LASTING = {"independent": (FLAKE, FLAKE), "cache": (FLAKE, 1.0), "half last": (0.5, 0.5), "most last": (0.9, 0.9)}
-"""Probability that the next run after a failed one fails, and that a repetition fails."""
+"""Probabilities that the run after a failed one fails, and that a repetition fails."""
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def usual(number: int) -> Rates:
-    """Nothing is wrong."""
+    """Failure rates without a fault."""
     return np.full(CANARIES, FLAKE)
 
 
 def one(rate: float, number: int) -> Rates:
-    """One canary fails at some rate."""
+    """Failure rates in which one canary has a higher rate."""
     return np.array([rate] + [FLAKE] * (CANARIES - 1))
 
 
 def all_at(first: float, more: float, number: int) -> Rates:
-    """All canaries fail at some rate, and more in every run."""
+    """Failure rates of all canaries, with an increase in every run."""
     return np.full(CANARIES, first + more * number)
 
 
 def first_alarms(found: RunAnalysis) -> bool:
-    """Whether the first canary alarms."""
+    """Whether the first canary has an alarm."""
     return "c0" in found.alarmed
 
 
 def any_alarms(found: RunAnalysis) -> bool:
-    """Whether any test alarms."""
+    """Whether any test has an alarm."""
     return bool(found.alarmed or found.decayed)
 
 
@@ -85,7 +86,7 @@ def outcome(failed: bool) -> CanaryStatus:
 
 
 class SimulatedSet:
-    """A set of canaries with failures that last, and a newly drawn baseline.
+    """A set of canaries with persistent failures and a new random baseline.
 
     Args:
         flakes: Decides which answers fail.
@@ -123,7 +124,7 @@ class SimulatedSet:
 
 
 def false_alarms(rng: np.random.Generator, lasting: tuple[float, float], sets: int, runs: int) -> dict[str, Any]:
-    """Runs with an alarm of any test, with the interval; nothing is wrong."""
+    """Share of runs with an alarm of any test, with its interval, without a fault."""
     alarms = 0
     for _ in range(sets):
         simulated = SimulatedSet(Flakes(rng, lasting))
@@ -132,10 +133,10 @@ def false_alarms(rng: np.random.Generator, lasting: tuple[float, float], sets: i
 
 
 def lasting_bounds(rng: np.random.Generator, lasting: tuple[float, float], sets: int) -> dict[str, Any]:
-    """How well baselines measure that failures last, with and without the canaries that failed in half of their runs.
+    """Accuracy of the estimated persistence, with and without canaries that failed in half of their runs.
 
-    ``share``: failed runs among those after a failed one, over all sets. ``too_low``: sets whose bound on it is below
-    the true rate.
+    ``share``: failed runs among those after a failed one, over all sets. ``too_low``: sets whose upper bound on it is
+    below the true rate.
     """
     found: dict[str, Any] = {"sets": sets, "true": lasting[0]}
     drawn = (SimulatedSet(Flakes(rng, lasting)).watched.canaries for _ in range(sets))
@@ -156,7 +157,7 @@ def run_of_alarm(simulated: SimulatedSet, change: Change) -> int:
 
 
 def delay(rng: np.random.Generator, lasting: tuple[float, float], change: Change) -> dict[str, Any]:
-    """Runs until the alarm about a change."""
+    """Number of runs until the alarm about a change."""
     found = [run_of_alarm(SimulatedSet(Flakes(rng, lasting)), change) for _ in range(change.sets)]
     return {
         "median": float(np.median(found)),
@@ -170,7 +171,7 @@ def delay(rng: np.random.Generator, lasting: tuple[float, float], change: Change
 
 
 def whole_monitor(rng: np.random.Generator, lasting: tuple[float, float], change: Change) -> dict[str, Any]:
-    """The whole monitor on a real service, once, and the simulation with the same failures."""
+    """The complete monitor on an HTTP service, once, and the simulation with the same failures."""
     seed = int(rng.integers(2**32))
     drawn = [Flakes(np.random.default_rng(seed), lasting) for _ in range(2)]
     with tempfile.TemporaryDirectory() as folder:
@@ -180,7 +181,7 @@ def whole_monitor(rng: np.random.Generator, lasting: tuple[float, float], change
 
 
 def first_alarm(rng: np.random.Generator, rate: Callable[[int], float], longest: int) -> int:
-    """Runs until the pooled test of one set alarms; longer than ``longest``: never."""
+    """Runs until the pooled test of one set raises an alarm; longer than ``longest``: never."""
     asked = CANARIES * BASELINE
     baseline = PooledCounts(asked, int(rng.binomial(asked, FLAKE)))
     runs: list[PooledCounts] = []
@@ -192,7 +193,7 @@ def first_alarm(rng: np.random.Generator, rate: Callable[[int], float], longest:
 
 
 def pooled_test(rng: np.random.Generator, sets: int = SETS) -> dict[str, Any]:
-    """The pooled test alone: false alarms per run over weeks of 100 runs, and the delays."""
+    """The pooled test alone: false alarms per run over weeks of 100 runs, and delays."""
     quiet = [first_alarm(rng, lambda n: FLAKE, 100) for _ in range(sets // 20)]
     runs = sum(min(q, 100) for q in quiet)
     jump = np.array([first_alarm(rng, lambda n: 0.1, 10) for _ in range(sets // 10)])
@@ -208,7 +209,7 @@ def pooled_test(rng: np.random.Generator, sets: int = SETS) -> dict[str, Any]:
 
 
 def parts() -> dict[str, Callable[[np.random.Generator], dict[str, Any]]]:
-    """The measurements by name; each takes some minutes of CPU time at most."""
+    """Measurements by name; each needs some minutes of CPU time at most."""
     found: dict[str, Callable[[np.random.Generator], dict[str, Any]]] = {"pooled": pooled_test}
     quiet = Change(usual, lambda _: False, QUIET_RUNS, 1, QUIET_RUNS)
     found["most last: bounds from baselines"] = partial(lasting_bounds, lasting=LASTING["most last"], sets=1000)
@@ -226,7 +227,7 @@ def parts() -> dict[str, Callable[[np.random.Generator], dict[str, Any]]]:
 
 
 def main(*names: str) -> None:
-    """Measures the named parts, or all, and saves each; the results of other parts stay."""
+    """Runs the named parts, or all, and saves each; results of other parts are kept."""
     file = ROOT / "benchmarks/results/pooled_drift.json"
     known = parts()
     for number, (name, measure) in enumerate(known.items()):

@@ -1,8 +1,8 @@
-"""Does the vocabulary warning of a query log separate a corpus's own questions from foreign ones?
+"""The vocabulary warning for query logs: does it separate a corpus's own questions from those of other corpora?
 
-For NFCorpus and SQuAD: 150 questions with their relevant documents, filled up to 600 documents. Each log is compared
-with each corpus: share of questions of which fewer than half of the content words occur in the 12 nearest documents
-(``log_review.unfamiliar_share``). German questions and small talk are written here.
+For NFCorpus and SQuAD: 150 questions with their relevant documents, extended to 600 documents. Each log is compared
+with each corpus. The measure is the share of questions with fewer than half of their content words in the 12 nearest
+documents (``log_review.unfamiliar_share``). This file contains the German questions and the small talk.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""Quorum answers: what unentitled clients learn. Readers are **simulated**, no language model; k = 3.
+"""Quorum answers: information that clients without entitlement obtain. Readers are **simulated**; k = 3.
 
-``python -m benchmarks.quorum attacks CORPUS EACH [NAMES]``: attacks with and without quorum (m = 2 and 3, J = 2, and
-m = J = 3) on EACH members and as many others of ``nfcorpus`` or ``squad``, among ``FURTHER`` more documents: the
-natural asker, questions that a 1.5B model wrote from titles (``written``, NFCorpus), the published attacks and the
-adaptive ones.
-Rules are fitted under each target on half of the candidates and judged on the other. An attacker that has every other
-document and the code (``know_all``): the two-world audit of answers, over ``AUDITED`` questions of the attack for each
-member.
-With ``CORPUS+copies``, an edited copy of each member is in the index as well: the two must count as one unit.
+``python -m benchmarks.quorum attacks CORPUS EACH [NAMES]``: attacks with and without quorum (m = 2 and 3, J = 2, and m
+= J = 3). The corpus is ``nfcorpus`` or ``squad``, with EACH members and non-members and ``FURTHER`` more documents.
+Attackers: the natural asker, questions that a 1.5B model wrote from titles (``written``, NFCorpus), the published
+attacks and the adaptive ones.
 
-``... questions CORPUS EACH``: that attacker asks ``ASKED`` questions about each record, in its own words.
-``... crawl CORPUS CHUNKS [NAMES]``: extraction by one client and by a hundred, with output transforms, m = 2, J = 1.
+Decision rules are fitted under each target on half of the candidates, and tested on the other half. ``know_all`` is an
+attacker with every other document and the code: the two-world audit of answers, over ``AUDITED`` questions of the
+attack for each member.
 
-Each part is written as soon as it is measured, and not measured again unless it is named (``NAMES``, with commas).
-``benchmarks.quorum_utility`` measures utility and CPU time, ``benchmarks.poison_defenses`` poison.
+With ``CORPUS+copies``, the index also contains an edited copy of each member. The two must count as one unit. ``...
+questions CORPUS EACH``: that attacker asks ``ASKED`` questions about each record, in its own words. ``... crawl CORPUS
+CHUNKS [NAMES]``: extraction by one client and by 100, with output transforms, m = 2, J = 1.
+
+Each part is saved when it is finished. A part with results is skipped, unless ``NAMES`` (comma-separated) contains it.
+``benchmarks.quorum_utility`` measures utility and CPU time, ``benchmarks.poison_defenses`` poisoning.
 """
 
 from __future__ import annotations
@@ -63,21 +64,21 @@ STRANGER = frozenset[str]()
 POLICY = AudiencePolicy("quorum")
 SECRET = Secret("secret of the benchmark")
 FURTHER = 100
-"""Documents in the index that are no candidates."""
+"""Documents in the index that are not candidates."""
 AUDITED, ASKED = 5, 1000
 FETCHED = 96
-"""Hits of which the units are formed, as many as the defense reads at most."""
+"""Hits from which units are formed; the maximum of the defense."""
 SETTINGS = {"m=2": (2, 1), "m=2, J=2": (2, 2), "m=3": (3, 1), "m=3, J=2": (3, 2), "m=3, J=3": (3, 3)}
 WRITTEN = ROOT / "benchmarks/recorded/nfcorpus_qwen1.5b.jsonl.gz"
 FRAMES = ("What is known about {}?", "What about {}?", "What was found on {}?", "How is {} described?")
 QUESTIONS = 100
-"""Questions of a crawl."""
+"""Questions per crawl."""
 Due: TypeAlias = Callable[[str], bool]
 CRAWLERS = (*crawl.CRAWLERS, *(f"rag_thief+{name}" for name in TRANSFORMS))
 
 
 def main() -> None:
-    """Measures the parts that are named or missing, and writes the results after each."""
+    """Measures the named or missing parts, and writes the results after each."""
     what, corpus, size, *named = sys.argv[1:]
     embedder = Kept(ROOT / f"build/quorum-{what}-{corpus}.npz")
     began = time.process_time()
@@ -88,7 +89,7 @@ def main() -> None:
     for label, found in {"attacks": _attacks, "questions": _questions, "crawl": _crawls}[what](
         corpus, int(size), is_due, embedder
     ):
-        results, part = _written_part(what, corpus)  # another process may have written meanwhile
+        results, part = _written_part(what, corpus)  # read again: another process may have written meanwhile
         part[label] = {"size": int(size), "code": code_digest()} | found
         save("quorum", results)
         embedder.save()
@@ -96,18 +97,18 @@ def main() -> None:
 
 
 def _written_part(what: str, corpus: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The written results, and the part of them about one corpus."""
+    """The saved results, and their part about one corpus."""
     file = ROOT / "benchmarks/results/quorum.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
     return results, results.setdefault(what, {}).setdefault(corpus, {})
 
 
 def _attacks(corpus: str, each: int, is_due: Due, embedder: Kept) -> Iterator[tuple[str, dict[str, Any]]]:
-    """AUC of each attack, and how many answers depend on the candidate."""
+    """AUC of each attack, and number of answers that depend on the candidate."""
     corpus, _, with_copies = corpus.partition("+")
     sample = Sample.of(corpus)
     written = _written() if corpus == "nfcorpus" else {}
-    documents = sorted(sample.documents, key=lambda d: d.source not in written)  # those with written questions first
+    documents = sorted(sample.documents, key=lambda d: d.source not in written)  # with written questions first
     members, others = documents[:each], documents[each : 2 * each]
     attacks = sample.attacks(("natural", *ATTACKS, *ADAPTIVE))
     if all(d.source in written for d in (*members, *others)):
@@ -123,7 +124,7 @@ def _attacks(corpus: str, each: int, is_due: Due, embedder: Kept) -> Iterator[tu
 
 
 def _written() -> dict[str, list[str]]:
-    """Questions that a 1.5B model wrote from the titles of documents of NFCorpus, by source."""
+    """Questions that a 1.5B model wrote from titles of NFCorpus documents, by source."""
     rows = files.read(WRITTEN)[1:]
     return {row["candidate"]: row["questions"] for row in rows if row["author"] == "model:natural_title"}
 
@@ -165,7 +166,7 @@ def _brief(figures: MembershipMetrics | None) -> dict[str, Any] | None:
 
 
 def _audited(lab: Experiment, attack: str, rag: Rag, members: Sequence[Document]) -> dict[str, Any]:
-    """Answers that differ without the candidate's unit: all that an attacker with every other document can learn."""
+    """Answers that change without the candidate's unit, for an attacker with every other document."""
     rng = np.random.default_rng(SEED)
     changed: dict[str, list[list[bool]]] = {label: [] for label in SETTINGS}
     for source, unit in unit_sources(rag.index, [m.source for m in members]).items():
@@ -179,7 +180,7 @@ def _audited(lab: Experiment, attack: str, rag: Rag, members: Sequence[Document]
 
 
 def _told(changed: Sequence[Sequence[bool]]) -> dict[str, Any]:
-    """Pivotal answers, members that any answer reveals, and the attacker's AUC: .5 + half of their share."""
+    """Pivotal answers, revealed members, and the attacker's AUC: .5 + half of the share of revealed members."""
     total, pivotal, told = sum(map(len, changed)), sum(map(sum, changed)), sum(map(any, changed))
     share = [told / len(changed), *clopper_pearson(told, len(changed))]
     return {
@@ -190,10 +191,10 @@ def _told(changed: Sequence[Sequence[bool]]) -> dict[str, Any]:
 
 
 def _questions(corpus: str, each: int, is_due: Due, embedder: Kept) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What ``ASKED`` questions about one record reveal to an attacker with every other document.
+    """Information that ``ASKED`` questions about one record reveal to an attacker with every other document.
 
-    A hundred clients ask as one: no answer depends on the client or on earlier questions. The questions name one to
-    four words of one clause of the record.
+    The number of clients is irrelevant: answers do not depend on the client or on earlier questions. The questions name
+    one to four words of one clause of the record.
     """
     if not is_due("records"):
         return
@@ -230,7 +231,7 @@ def _about(document: Document, rng: np.random.Generator) -> list[str]:
 
 
 def _differing(rag: Rag, text: str, vector: Any, unit: frozenset[str]) -> dict[str, bool]:
-    """By setting: whether the answer to a question differs without a unit. Units are read once for all settings."""
+    """By setting, whether the answer changes without a unit. Units are read once for all settings."""
     question, quorum = AskedQuestion.of(text), Quorum(support=2, jitter=1)
     found = rag.index.search(vector, FETCHED + len(unit)).hits
     worlds = []
@@ -246,7 +247,7 @@ def _differing(rag: Rag, text: str, vector: Any, unit: frozenset[str]) -> dict[s
 
 
 def _crawls(corpus: str, chunks: int, is_due: Due, embedder: Kept) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Recovery by each crawler without a defense, and under the quorum policy with one client and with a hundred."""
+    """Recovery by each crawler: no defense, and the quorum policy with one client and with 100."""
     crawl.CORPORA[corpus] = chunks
     with tempfile.TemporaryDirectory() as folder:
         ground = crawl.IndexedCorpus(corpus, Path(folder), CachedEmbedder(embedder))

@@ -1,8 +1,8 @@
-"""Quorum with differential privacy: utility by redundancy, and the time of the ledger. No language model.
+"""Quorum with differential privacy: utility by redundancy, and time of the ledger. No language model.
 
-Synthetic facts, with a collection for each r: r documents state each of five facts in
-varied wording. Each question is asked with full budgets, so the figures are those of one answer. Draws are random and
-not seeded. ``python -m benchmarks.quorum_privacy``.
+Synthetic facts in one collection for each r: r documents state each of five facts in varied wording. Each question runs
+with full budgets, so the figures are those of one answer. Noise is random and not seeded. ``python -m
+benchmarks.quorum_privacy``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SETTINGS = ((8.0, 1), (8.0, 10), (2.0, 1), (2.0, 10))
 
 
 class FullBudgets(EventStore):
-    """Grants every request, as if each question were the first of a period."""
+    """Grants every request, as for the first question of a period."""
 
     def acquire(self, requests: Sequence[QuotaRequest]) -> Sequence[QuotaGrant]:
         """Grants all."""
@@ -57,7 +57,7 @@ class FullBudgets(EventStore):
 
 
 def main() -> None:
-    """Measures everything."""
+    """Measures both parts."""
     save(
         "quorum_privacy",
         {"facts": FACTS, "words": WORDS, "floor": FLOOR, **asyncio.run(_utility()), "ledger": _ledger()},
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _defenses() -> dict[str, Quorum]:
-    """New for each collection: a repeated question would get the answer from another one."""
+    """New defenses for each collection: a repeated question would be answered from the cache."""
     defenses = {"m=2": Quorum(support=2, words=WORDS, jitter=1, floor=FLOOR)}
     for epsilon, answers in SETTINGS:
         quorum = Quorum(words=WORDS, floor=FLOOR, epsilon=epsilon, answers=answers, store=FullBudgets())
@@ -128,7 +128,7 @@ def _documents(rng: np.random.Generator, facts: list[dict[str, str]], r: int) ->
 
 
 async def _correct(target: Target, facts: list[dict[str, str]]) -> list[float]:
-    """Answers that contain the value, whatever the letter case, of both questions, with a 95 % interval."""
+    """Rate of answers to both questions that contain the value, ignoring case, with a 95 % interval."""
     right = 0
     for fact in facts:
         for asked in ("person", "year"):
@@ -138,7 +138,7 @@ async def _correct(target: Target, facts: list[dict[str, str]]) -> list[float]:
 
 
 def _ledger() -> dict[str, Any]:
-    """Time to charge some units in one transaction on a SQLite file, in ms: median and largest of 30."""
+    """Milliseconds to charge some units in one transaction on a SQLite file: median and maximum of 30."""
     found = {}
     with tempfile.TemporaryDirectory() as folder, closing(SqlEventStore(path=Path(folder) / "events.db")) as store:
         for units in (10, 50, 200):

@@ -1,16 +1,20 @@
-"""Quorum answers with a real language model: by redundancy, by composition, and what an answer costs.
+"""Quorum answers with a real language model: by redundancy, by composition, and by cost.
 
-``python -m benchmarks.quorum_reader FILE.gguf [MINUTES]`` asks the model, and records its answers under ``build``. Run
-it again until nothing is open. It writes complete questions to ``benchmarks/recorded/quorum``, without a text of a
-corpus; ``... FILE.gguf pack`` does so without asking. Without arguments it needs no model: it measures from the
-recorded answers. ``... FILE.gguf cost`` compares the time of a plain answer and of isolated answers.
+``python -m benchmarks.quorum_reader FILE.gguf [MINUTES]`` queries the model, and caches its answers under ``build``.
+Run it again until every question is answered. It writes complete questions to ``benchmarks/recorded/quorum``, without
+texts of a corpus. ``... FILE.gguf pack`` writes them without queries. Without arguments it measures recorded answers.
+``... FILE.gguf cost`` compares the time of a plain answer and of isolated answers.
 
 Plain RAG reads ten passages. Quorum reads isolated answers, without poison and with one and two texts of PoisonedRAG.
-Compositions: ``compose`` is the product's. The others are for comparison: ``words``, all released words; ``span``, the
-span of one isolated answer that consists of released words, with the highest total support; ``span, pairs``, the same
-with released order; ``phrase``, the best run of words that m units state as a whole. ``span`` and ``span, pairs`` do
-not keep the quorum's properties: one unit can change the choice. An answer is right if it contains a gold answer as
-whole words.
+``compose`` is the product's composition. The others are for comparison:
+
+- ``words``: all released words.
+- ``span``: the span of one isolated answer that consists of released words, with the highest total support.
+- ``span, pairs``: the same with released word order.
+- ``phrase``: the best run of words that m units state as a whole.
+
+``span`` and ``span, pairs`` do not have the quorum's properties: one unit can change the choice. An answer is correct
+if it contains a gold answer as whole words.
 """
 
 from __future__ import annotations
@@ -64,15 +68,15 @@ RECORDED = ROOT / "benchmarks/recorded/quorum"
 TOKENS = 32
 SUPPORT = (2, 3)
 LARGEST = 8
-"""Keywords of a unit, and words of a phrase."""
+"""Limits: keywords of a unit, and words of a phrase."""
 K = 10
 PROMPTS = 1
-"""Version of the prompts: change it with ``isolated.ASK`` or ``INSTRUCTIONS``."""
+"""Version of the prompts. Change it together with ``isolated.ASK`` or ``INSTRUCTIONS``."""
 POISON = (0, 1, 2)
 PLAIN = (0,)
-"""Numbers of poisoned texts with which plain RAG is asked, too: its contexts are long."""
+"""Numbers of poisoned texts for plain RAG: few, because its contexts are long."""
 AT_ONCE, BATCH = 16, 64
-"""Questions that are asked together, and answers that are generated together."""
+"""Number of concurrent questions, and number of answers per generation batch."""
 UNITS = 10
 COST_UNITS, COST_QUESTIONS = (10, 24), 4
 EACH, FACTS, REDUNDANCY = 48, 5, (1, 2, 3, 5, 8, 12, 20)
@@ -82,7 +86,7 @@ BINS = ((3, 4), (5, 24))
 
 @dataclass(frozen=True)
 class Asked:
-    """A question with what a reader said.
+    """A question with the answers of a reader.
 
     Attributes:
         corpus: Name of the collection.
@@ -90,7 +94,7 @@ class Asked:
         poison: Number of poisoned texts.
         plain: Answer of plain RAG; None: not asked.
         isolated: Answers from single units; empty: abstained, or not asked.
-        unasked: Answers from the units without the question's names, which the defense does not ask.
+        unasked: Answers from units without the question's names. The defense does not ask these units.
     """
 
     corpus: str
@@ -119,7 +123,7 @@ def main() -> None:
 
 
 def ask(model: Path, minutes: float, packing: bool = False) -> None:
-    """Asks the model for so long, and writes the complete questions; if packing, those that were answered before."""
+    """Queries the model for some minutes, and writes the complete questions; if packing, only writes."""
     facts = {"prompts": PROMPTS, "seed": SEED, "corpus": "synthetic, squad"}
     reader = RecordedModel(None if packing else model, WORK / f"{model.stem}.jsonl.gz", TOKENS, facts, BATCH)
     began, found = time.monotonic(), []
@@ -137,7 +141,7 @@ def ask(model: Path, minutes: float, packing: bool = False) -> None:
 async def cost(model: Path) -> dict[str, Any]:
     """Time of a plain answer over five passages, and of quorum answers of at most 10 and 24 units, on SQuAD.
 
-    ``again``: the same question once more, from the cache. Passages are whole paragraphs.
+    ``again``: the same question a second time, from the cache. Passages are whole paragraphs.
     """
     reader = CausalLM(str(model), dtype="bfloat16", max_tokens=TOKENS, batch=max(COST_UNITS))
     await join_stream(reader.stream(Prompt("Is it ready?", (), INSTRUCTIONS)))
@@ -163,14 +167,14 @@ async def cost(model: Path) -> dict[str, Any]:
 
 
 async def _timed(work: Awaitable[Any]) -> list[float]:
-    """Wall clock and CPU seconds."""
+    """Wall-clock and CPU seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     await work
     return [time.perf_counter() - wall, time.process_time() - cpu]
 
 
 def _packed(row: Asked) -> dict[str, Any]:
-    """A row of the recorded file. Questions and answers of SQuAD stay out: they are found by their id."""
+    """A row of the recorded file. It identifies questions of SQuAD by id and omits their texts and answers."""
     found = asdict(row)
     if row.corpus == "squad":
         found["case"] |= {"question": "", "answers": []}
@@ -178,7 +182,7 @@ def _packed(row: Asked) -> dict[str, Any]:
 
 
 def recorded(file: Path) -> tuple[dict[str, Any], list[Asked]]:
-    """The facts about the model, and the recorded answers. Those on SQuAD are left out where its data is absent."""
+    """Facts about the model, and recorded answers. Rows about SQuAD are skipped if its data are missing."""
     about, *rows = files.read(file)
     known = {r["_id"]: r for r in read_rows("squad/queries.jsonl.gz")} if (DATA / "squad").exists() else {}
     found = []
@@ -195,7 +199,7 @@ def recorded(file: Path) -> tuple[dict[str, Any], list[Asked]]:
 
 
 def tables(rows: Sequence[Asked]) -> dict[str, Any]:
-    """Right and false answers by collection, poison, m and composition."""
+    """Correct and false answers by collection, poison, m and composition."""
     found: dict[str, Any] = {}
     for row in rows:
         group = found.setdefault(row.corpus, {}).setdefault(f"poison {row.poison}", {})
@@ -211,7 +215,7 @@ def tables(rows: Sequence[Asked]) -> dict[str, Any]:
 
 
 def stated(rows: Sequence[Asked]) -> dict[str, dict[str, list[float]]]:
-    """Right answers without poison, by collection and m, where at least m isolated answers are right."""
+    """Correct answers without poison where at least m isolated answers are correct, by collection and m."""
     found: dict[str, dict[str, list[float]]] = {}
     for m in SUPPORT:
         for name in sorted({row.corpus for row in rows}):
@@ -226,7 +230,7 @@ def stated(rows: Sequence[Asked]) -> dict[str, dict[str, list[float]]]:
 
 
 def answered_without_names(rows: Sequence[Asked]) -> dict[str, list[float]]:
-    """Units without the question's names from which the model answers instead of declining, without poison."""
+    """Units without the question's names from which the model gives an answer instead of a refusal, without poison."""
     found: dict[str, list[float]] = {}
     for name in sorted({row.corpus for row in rows}):
         said = [text for row in rows if row.corpus == name and not row.poison for text in row.unasked]
@@ -254,7 +258,7 @@ def _rates(values: Sequence[tuple[bool, bool, int, int]]) -> dict[str, Any]:
 
 
 def compositions(row: Asked, m: int) -> dict[str, str]:
-    """The answers by each composition."""
+    """Answers by each composition."""
     question = AskedQuestion.of(row.case.question)
     sentences = [read_text(answer) for answer in row.isolated]
     release = Release.of([statements(question, s, LARGEST) for s in sentences], Thresholds(m))
@@ -269,7 +273,7 @@ def compositions(row: Asked, m: int) -> dict[str, str]:
 
 
 def _span(question: AskedQuestion, units: Sequence[Sequence[Sentence]], release: Release, ordered: bool) -> str:
-    """The span of released words, and words of the question, with the highest total support."""
+    """The span of released words and words of the question with the highest total support."""
     best: tuple[int, int, str] = (0, 0, UNKNOWN)
     for sentence in (s for unit in units for s in unit):
         for run in _runs(question, sentence, release, ordered):
@@ -280,7 +284,7 @@ def _span(question: AskedQuestion, units: Sequence[Sequence[Sentence]], release:
 
 
 def _runs(question: AskedQuestion, sentence: Sentence, release: Release, ordered: bool) -> Iterator[list[Token]]:
-    """Longest runs of neighboring tokens that are released or words of the question."""
+    """Longest runs of adjacent tokens that are released or words of the question."""
     run: list[Token] = []
     for token in sentence.tokens:
         asked = question.repeats(token) or question.contains(token.lemma)
@@ -296,7 +300,7 @@ def _runs(question: AskedQuestion, sentence: Sentence, release: Release, ordered
 
 
 def _phrase(question: AskedQuestion, units: Sequence[Sequence[Sentence]], m: int) -> str:
-    """The run of tokens that m units state: of the expected type, then by level, then the longest."""
+    """The run of tokens that m units state: expected type first, then level, then length."""
     counts: Counter[tuple[str, ...]] = Counter()
     written: dict[tuple[str, ...], str] = {}
     for unit in units:
@@ -326,7 +330,7 @@ def _written(run: Sequence[Token]) -> str:
 
 
 def answers(reader: Generator) -> Iterator[list[Asked]]:
-    """The questions with the answers to them, ``AT_ONCE`` at a time."""
+    """Yields the questions with their answers, ``AT_ONCE`` at a time."""
 
     async def together(name: str, rag: Rag, cases: Sequence[Case]) -> list[Asked]:
         rows = await asyncio.gather(*(asked(name, rag, case, reader) for case in cases))
@@ -342,14 +346,14 @@ def answers(reader: Generator) -> Iterator[list[Asked]]:
 
 
 def collections(embedder: Kept) -> Iterator[tuple[str, Sequence[Document], Sequence[Case]]]:
-    """Both collections with their questions."""
+    """Yields both collections with their questions."""
     documents, cases = synthetic(FACTS, REDUNDANCY)
-    yield "synthetic", documents, sorted(cases, key=lambda case: case.id.partition("-")[2])  # begins with every r
+    yield "synthetic", documents, sorted(cases, key=lambda case: case.id.partition("-")[2])  # each r occurs early
     yield "squad", corpus("squad"), squad(embedder, EACH, BINS)
 
 
 async def asked(name: str, rag: Rag, case: Case, reader: Generator) -> list[Asked]:
-    """Asks one question, with each number of poisoned texts. They rank first: each begins with the question."""
+    """Asks one question with each number of poisoned texts. They rank first, because each begins with the question."""
     poison = await Poison(texts=max(POISON)).craft(case.question, case.false, np.random.default_rng(SEED))
     hits = (await rag.retrieve(Query(case.question, k=2 * UNITS))).hits
     hits = tuple(hit for hit in hits if hit.score >= FLOOR)

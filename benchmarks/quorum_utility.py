@@ -1,8 +1,8 @@
-"""What unentitled clients still get, by redundancy r, m, jitter, N and L, and its CPU time. No language model.
+"""Utility of quorum for clients without entitlement, by redundancy r, m, jitter, N and L, and its CPU time.
 
-Plain RAG answers with the **extractive** reader (by words) over ten passages. Quorum answers are composed from the best
-sentences. Collections: synthetic, in which exactly r documents state a fact, and SQuAD, in which r of the best 24
-passages contain the answer. An answer is right if it contains a gold answer as whole words.
+No language model. Plain RAG answers with the **extractive** reader (by words) over ten passages. Quorum answers are
+composed from the best sentences. Collections: a synthetic one, in which exactly r documents state a fact, and SQuAD, in
+which r of the best 24 passages contain the answer. An answer is correct if it contains a gold answer as whole words.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
 def _answers(
     documents: Sequence[Document], vectors: Vector, cases: Sequence[Case], embedder: Kept
 ) -> Iterator[tuple[dict[str, str], dict[str, float]]]:
-    """Answers to each question by setting, and CPU milliseconds of the defense."""
+    """Yields the answers to each question by setting, and CPU milliseconds of the defense."""
     reader = ExtractiveGenerator()
     quorums = {name: replace(BASE, **options) for name, options in SETTINGS.items()}
     for case in cases:
@@ -87,7 +87,7 @@ def _table(
     found: Sequence[tuple[Mapping[str, str], Mapping[str, float]]],
     bins: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
-    """Right answers by redundancy, with 95 % intervals; of those that plain RAG gets right, the share that stays."""
+    """Correct answers by redundancy, and the share of plain RAG's correct answers that remain, with 95 % intervals."""
     rows: dict[str, Any] = {}
     for name in ("plain", *SETTINGS):
         right = [exact_match(said[name], case.answers) for case, (said, _) in zip(cases, found, strict=True)]
@@ -113,7 +113,7 @@ def _table(
 def _pooled(
     cases: Sequence[Case], right: Sequence[bool], plain: Sequence[bool], support: int
 ) -> dict[str, list[float]]:
-    """Of the questions with enough redundancy that plain RAG answers correctly, the share that stays."""
+    """Share of plain RAG's correct answers that remain, among questions with enough redundancy."""
     rows = list(zip(cases, right, plain, strict=True))
     return {
         "r >= m": _rate([kept for case, kept, was in rows if was and case.r >= support]),

@@ -1,8 +1,8 @@
-"""The guard on the very questions that were sent to a real language model (Naseh et al. 2025, Llama-3-8B, NFCorpus).
+"""The guard on recorded questions to a real language model (Naseh et al. 2025, Llama-3-8B, NFCorpus).
 
-The record tells what the model answered with the document in its context. For the questions whose document the guard
-would have withheld, that answer would not have been given; what would have been is taken from the record of a
-non-member drawn at random, whose document was not there. Labelled so: the answers are real, the replacement is not.
+The recording contains the model's answers with the document in the context. If the guard withholds the document, the
+model would have answered differently. This answer is replaced by that of a random non-member, whose document was
+absent. So all answers are real, but the replacement is **simulated**.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FILES: dict[str, tuple[str, MembershipAttack]] = {
 
 
 def main() -> None:
-    """Asks the recorded questions, one client for each document."""
+    """Asks the recorded questions, one client per document."""
     rows = {name: read_rows(f"mia_riddle/nfcorpus_{file}.jsonl.gz") for name, (file, _) in FILES.items()}
     out = {row["_id"] for row in rows["s2mia"] if row["mem"] == "no"}
     with nfcorpus_app(out, nfcorpus_questions("qrels.dev.tsv")) as app:
@@ -67,7 +67,7 @@ def _judge(app: App, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _hidden(app: App, name: str, row: dict[str, Any]) -> list[bool]:
-    """For each question of a member, whether his document would have been withheld."""
+    """For each question about a member, whether the guard withholds its document."""
     found = []
     for question in row["questions"]:
         query = Query(question, f"{name}:{row['_id']}", k=3)
@@ -77,9 +77,9 @@ def _hidden(app: App, name: str, row: dict[str, Any]) -> list[bool]:
 
 
 def _score(attack: MembershipAttack, row: dict[str, Any], stand_in: dict[str, Any], hidden: list[bool]) -> float:
-    """The attack's score, with the stand-in's reply to every hidden question.
+    """The attack's score, with the reply about another document in place of every withheld one.
 
-    For yes/no questions the stand-in's replies are scored against his own truths: whether he was right is what counts.
+    For yes/no questions, the replacement is compared with the truths of its own document: only correctness counts.
     """
     pairs = zip(row["llm_responses"], stand_in["llm_responses"], hidden, strict=False)
     replies = [Reply(other if h else own) for own, other, h in pairs]
@@ -87,7 +87,7 @@ def _score(attack: MembershipAttack, row: dict[str, Any], stand_in: dict[str, An
     if "answers" in row:
         truths = zip(row["answers"], stand_in["answers"], hidden, strict=False)
         key = {"truth": [yes_no_answer(other if h else own) for own, other, h in truths]}
-    text = stand_in if hidden == [True] and not key else row  # the other's reply is about the other's text
+    text = stand_in if hidden == [True] and not key else row  # the replacement describes its own text
     candidate = Document(text["_id"], text["text"], text["title"])
     probe = Probe(tuple(row["questions"][: len(replies)]), key)
     return asyncio.run(attack.measure(candidate, probe, replies))[0]

@@ -1,8 +1,8 @@
-"""Questions whose answers several documents state: a synthetic collection of known redundancy, and SQuAD.
+"""Questions whose answer several documents state: a synthetic collection of known redundancy, and SQuAD.
 
-Synthetic: each fact is stated by r documents in varied wording, beside sentences of their own. SQuAD: r is the number
-of the best ``AMONG`` passages that contain a gold answer as whole words; not all of them state it. ``stated`` is the
-number of those in which one sentence, with the title, contains it and at least half of the question's content words.
+Synthetic: r documents state each fact in varied wording, between other sentences. SQuAD: r is the number of the best
+``AMONG`` passages that contain a gold answer as whole words; not all of them state it. ``stated`` counts those in which
+one sentence, with the title, contains it and at least half of the question's content words.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Case:
         id: Its id.
         question: The text.
         answers: Accepted answers.
-        false: What an attacker wants to be answered. No passage contains it.
+        false: The attacker's false answer. No passage contains it.
         r: Redundancy.
-        stated: Passages in which one sentence answers the question, by words; None: unknown.
+        stated: Number of passages in which one sentence answers the question, by words; None: unknown.
     """
 
     id: str
@@ -65,13 +65,13 @@ class Case:
 
 
 def names(rng: np.random.Generator, count: int) -> list[str]:
-    """Invented names of two syllables, with a capital."""
+    """Invented names of two syllables, capitalized."""
     heads, middles, tails = "b d f g k l m n p r s t v".split(), "a e i o u".split(), "lan mor nis rek tav vin".split()
     return ["".join(rng.choice(part) for part in (heads, middles, tails)).capitalize() for _ in range(count)]
 
 
 def synthetic(facts: int, redundancy: Sequence[int] = REDUNDANCY) -> tuple[list[Document], list[Case]]:
-    """Documents, and two questions about each fact: who, and when.
+    """Documents, and two questions about each fact: person and year.
 
     Args:
         facts: Facts for each r.
@@ -95,7 +95,7 @@ def synthetic(facts: int, redundancy: Sequence[int] = REDUNDANCY) -> tuple[list[
 
 
 def _stated(fact: dict[str, str], rng: np.random.Generator) -> str:
-    """One text that states a fact between sentences of its own."""
+    """A text that states a fact between other sentences."""
     stated = str(rng.choice(STATEMENTS)).format(**fact)
     parts = [_aside(rng), _aside(rng)]
     parts.insert(int(rng.integers(3)), stated)
@@ -116,16 +116,16 @@ def squad(embedder: Kept, each: int, bins: Sequence[tuple[int, int]], sample: in
         embedder: Embeds passages and questions.
         each: Questions for each bin.
         bins: Lowest and highest r of each bin.
-        sample: Questions that are looked at, in a seeded order.
+        sample: Number of examined questions, in seeded order.
     """
     documents = corpus("squad")
     vectors = embedder.embed([d.content for d in documents])
     found = read_rows("squad/queries.jsonl.gz")
     rng = np.random.default_rng(SEED)
     drawn = [found[i] for i in rng.permutation(len(found))[:sample]]
-    asked = [row for row in drawn if any(_telling(answer) for answer in row["answers"])]
+    asked = [row for row in drawn if any(_is_distinctive(answer) for answer in row["answers"])]
     near = _near(embedder.embed([row["text"] for row in asked]), vectors)
-    pool = list(dict.fromkeys(answer for row in drawn for answer in row["answers"] if _telling(answer)))
+    pool = list(dict.fromkeys(answer for row in drawn for answer in row["answers"] if _is_distinctive(answer)))
     taken: Counter[tuple[int, int]] = Counter()
     cases = []
     for row, places in zip(asked, near, strict=True):
@@ -158,13 +158,13 @@ def _states(passage: Document, row: Mapping[str, Any]) -> bool:
     )
 
 
-def _telling(answer: str) -> bool:
-    """Whether a passage hardly contains an answer by chance: a name or a number of at least three characters."""
+def _is_distinctive(answer: str) -> bool:
+    """Whether a passage is unlikely to contain an answer by chance: a name or a number of at least three characters."""
     return len(answer) >= 3 and len(answer.split()) <= 4 and (answer[0].isupper() or answer[0].isdigit())
 
 
 def _other_answer(row: dict, pool: Sequence[str], passages: Sequence[str], rng: np.random.Generator) -> str:
-    """Another question's answer of the same type, which no passage and not the question contains; empty: none."""
+    """Another question's answer of the same type that neither a passage nor the question contains; empty: none."""
     kind = Question(row["text"]).type
     wanted = None if kind is None else kind.contained
     digit = row["answers"][0][0].isdigit()

@@ -1,12 +1,13 @@
 """Fits the weights of the refusal detector, ``casemate/text/refusal_weights.json``.
 
-``python -m benchmarks.refusal_fit`` fits a logistic regression on the development replies, on the first two held-out
-sets, which became development data, and on sentences from ``refusal_templates.yaml``. A reply that declines counts by
-the clause with the largest score, an answer by all its clauses (multiple-instance learning). ``python -m
-benchmarks.refusal_fit compare`` measures four detectors, each on one of the three sets after fitting on the others:
-these weights, words and characters, nearest prototypes of sentence embeddings, and both votes. The lexicon and the
-templates were written with all three sets in view, so the figures are optimistic; ``benchmarks/refusals.py`` measures
-the third held-out set.
+``python -m benchmarks.refusal_fit`` fits a logistic regression on three sources: the development replies, the first two
+held-out sets, which became development data, and sentences from ``refusal_templates.yaml``. A refusal counts by its
+clause with the highest score, an answer by all its clauses (multiple-instance learning).
+
+``python -m benchmarks.refusal_fit compare`` measures four detectors, each on one of the three sets after fitting on the
+others: these weights, words and characters, nearest prototypes of sentence embeddings, and both votes. All three sets
+were known when the lexicon and the templates were written, so the results are optimistic. ``benchmarks/refusals.py``
+measures the third held-out set.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from casemate.text.sentences import sentences
 SETS = ("development", "held_out", "held_out_2")
 PER_TEMPLATE = 6
 TEMPLATE_WEIGHT = 0.3
-"""Weight of a sentence from a template; a written reply weighs 1."""
+"""Weight of a sentence from a template; a written reply has weight 1."""
 INVERSE_PENALTY = 0.3
 LEAST_COUNT = 3
-"""Features of fewer clauses are left out."""
+"""Minimum number of clauses with a feature."""
 ROUNDS = 3
 NEGATION = re.compile(
     r"\b(?:not|no|cannot|unable|never|unknown|neither|without|refused|denied|information|sorry)\b|n't\b"
@@ -65,7 +66,7 @@ def templates(seed: int = 7) -> list[Row]:
 
 
 def _filled(template: str, slots: dict[str, list[str]], rng: random.Random) -> str:
-    """Replaces each slot by a random choice; a capital letter begins the choice with one."""
+    """Replaces each slot by a random choice, capitalized at the start of the sentence."""
 
     def choice(match: re.Match[str]) -> str:
         name = match[1]
@@ -79,7 +80,7 @@ def _filled(template: str, slots: dict[str, list[str]], rng: random.Random) -> s
 
 
 def sentences_of_squad(half: int) -> list[Row]:
-    """Sentences of one half of the SQuAD paragraphs: those with a negation, and as many others."""
+    """Sentences of one half of the SQuAD paragraphs: those with a negation, and an equal number of others."""
     texts = (row["text"] for row in read_rows("squad/corpus.jsonl.gz"))
     found = [s for i, text in enumerate(texts) if i % 2 == half for s in sentences(text) if s[:1].isupper()]
     random.Random(7).shuffle(found)
@@ -117,7 +118,7 @@ def fit(rows: Sequence[Row], weight: Callable[[Row], float]) -> dict[str, float]
 
 
 def fitted(sets: Iterable[str]) -> dict[str, float]:
-    """Weights from some of the sets and the templates."""
+    """Weights fitted on some of the sets and on the templates."""
     written = [row for name in sets for row in load(name)]
     generated = templates() + sentences_of_squad(0)
     light = {id(row) for row in generated}

@@ -1,10 +1,8 @@
 """Recall and precision of the refusal detector on labeled replies in six languages.
 
-The third held-out set was written before the present detector, by the same author, and its misjudged replies were not
-inspected. The first two sets became development data of this detector.
-
-``EARLIER`` holds earlier measurements of that set: patterns in six languages, and the first measurement of this
-detector, before it was developed further.
+The third held-out set was written before the present detector, by the same author. Its misclassified replies were not
+inspected. The first two sets became development data of this detector. ``EARLIER`` contains earlier measurements of the
+third set: patterns in six languages, and the first version of this detector.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ EARLIER = {
     "first_measurement": {"held_out_3": {"recall": [240, 250], "precision": [240, 246]}},
     "patterns": {"held_out_3": {"recall": [219, 250], "precision": [219, 220]}},
 }
-"""Counts of measurements that cannot be repeated, since the detector changed."""
+"""Counts of measurements that cannot be repeated, because the detector changed."""
 
 
 def load(name: str) -> list[dict[str, Any]]:

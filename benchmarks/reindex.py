@@ -1,9 +1,8 @@
-"""Contrastive re-indexing on 2,500 chunks of patient_doctor_qa: what it separates, what it costs, what a crawler gets.
+"""Contrastive re-indexing on 2,500 chunks of patient_doctor_qa: topic separation, cost, and coverage of a crawler.
 
-``python -m benchmarks.reindex [folder]`` keeps the chunks' vectors in the folder. Known items are runs of 12 words;
-those asked here are not those that a re-indexing was accepted by. The crawler is a simulation: a reader that hands out
-the five chunks of the context whole, and an attacker who asks on with the first and the last 25 words of each chunk
-that is new to him.
+``python -m benchmarks.reindex [folder]`` caches the chunks' vectors in the folder. Known items are runs of 12 words.
+The questions differ from those of the acceptance test. The crawler is **simulated**: the reader returns the five chunks
+of the context, and the attacker continues with the first and the last 25 words of each new chunk.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ NAMES = {
 
 
 def main() -> None:
-    """Fits every mode, and measures each as it was accepted and at full strength."""
+    """Fits every mode, and measures each at its accepted strength and at full strength."""
     rng = np.random.default_rng(SEED)
     rows = [replace(d, title="") for d in corpus("patient_doctor_qa")]
     order = rng.permutation(len(rows))
@@ -76,7 +75,7 @@ def main() -> None:
 
 
 def _cost(index: SqliteIndex, embedder: CachedEmbedder, folder: Path, asked: Sequence[str]) -> dict[str, float]:
-    """Microseconds of ranking anew, besides embedding the question a second time."""
+    """CPU microseconds of re-ranking, without the second embedding of the question."""
     times = []
     defense = Reindex(folder=folder, embedder=embedder, index=index)
     for text in asked[:200]:
@@ -94,7 +93,7 @@ def _cost(index: SqliteIndex, embedder: CachedEmbedder, folder: Path, asked: Seq
 
 
 class _Bench:
-    """What is found under one ranking or another."""
+    """Retrieval results under a ranking."""
 
     def __init__(
         self, embedder: CachedEmbedder, documents: list[Document], E: Vector, begin: list[str], rng: np.random.Generator
@@ -126,7 +125,7 @@ class _Bench:
         return result | self.pooled(score)
 
     def pooled(self, score: Callable[[Vector], Vector]) -> dict[str, float]:
-        """How the best of the whole collection differ from the best of some candidates, and from the old context."""
+        """Differences between the new ranking of the whole collection, of the candidates only, and the old ranking."""
         old, new = self.Q @ self.E.T, score(self.Q)
         rank = np.argsort(np.argsort(-old, axis=1), axis=1)
         exact = np.argsort(-new, axis=1)[:, :K]
@@ -142,7 +141,7 @@ class _Bench:
         }
 
     def crawl(self, score: Callable[[Vector], Vector]) -> list[float]:
-        """Share of the chunks carried away after so many questions."""
+        """Share of chunks extracted after each number of questions in ``BUDGETS``."""
         queue, seen, beginnings, coverage = deque[str](), set[int](), iter(self.begin), []
         for asked in range(1, BUDGETS[-1] + 1):
             q = self.embedder.embed([queue.popleft() if queue else next(beginnings)])
@@ -157,7 +156,7 @@ class _Bench:
 
 
 def _vectors(embedder: CachedEmbedder, documents: list[Document], folder: Path | None) -> Vector:
-    """The chunks' vectors, from the folder if they are there."""
+    """The chunks' vectors, cached in the folder."""
     file = folder / "patient_doctor_qa.npy" if folder else None
     if file and file.exists():
         return np.load(file)

@@ -1,14 +1,14 @@
-"""Whether the time to an answer tells members from non-members: idle, and under load by the attacker; all defaults.
+"""Response time as a membership attack, without other load and under the attacker's load; all defaults.
 
     python -m benchmarks.response_timing [SECONDS [idle|loaded]]
 
-Verbatim questions for documents that are in the collection, and are withheld, against such for documents that are not
-in it. Four workers ask about either, at random; ``loaded``: twelve do, and 24 further workers of the same key ask
-harmless questions without a pause. The gateway (MiniLM, calibrated Mirabel, extractive answers) is another process.
+The questions quote documents. Some of the documents are in the collection and are withheld; others are not in it. Four
+workers ask about either, at random. In ``loaded``, twelve do, and 24 further workers of the same key ask benign
+questions without a pause. The gateway (MiniLM, calibrated Mirabel, extractive answers) is another process.
 
-A run adds SECONDS (default 600) to the samples in ``build/response_timing``, up to 5,000 of each class, so it can be
-continued. ``auc``: how often a member takes longer; ``auc_95``: bootstrap over answers. ``interval_s``: the response
-interval at the end of each run.
+A run adds SECONDS (default 600) to the samples in ``build/response_timing``, up to 5,000 of each class, so that it can
+be continued. ``auc``: probability that a member takes longer; ``auc_95``: bootstrap interval over answers.
+``interval_s``: response interval at the end of each run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FOLDER = ROOT / "build/response_timing"
 
 
 def main() -> None:
-    """Measures what is named, or both, and adds it to what was measured before."""
+    """Measures the named conditions, or both, and adds them to earlier results."""
     seconds = float(sys.argv[1]) if sys.argv[1:] else SECONDS
     wanted = sys.argv[2:] or ["idle", "loaded"]
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ async def measure(
     seconds: float,
     loaded: bool,
 ) -> None:
-    """Adds samples to ``found`` until the time is over or there are enough."""
+    """Adds samples to ``found`` until the time limit or the number of samples is reached."""
     questions = {"member": list(map(verbatim, members)), "other": list(map(verbatim, others))}
     run, end = len(found["interval_s"]), time.monotonic() + seconds
 
@@ -101,7 +101,7 @@ async def measure(
 
 
 async def ask(http: httpx.AsyncClient, text: str) -> None:
-    """Asks under a fresh client name."""
+    """Asks with a new client name."""
     answer = await http.post("/v1/chat/completions", json=body(text))
     assert answer.status_code == 200, answer.text
 
@@ -115,7 +115,7 @@ def _interval_s(folder: Path, url: str) -> float:
 
 
 def compared(member: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
-    """Kolmogorov and Smirnov's test, and the AUC of the time as an attack."""
+    """Kolmogorov-Smirnov test, and AUC of the time as an attack."""
     test = ks_2samp(member, other)
     value, low, high = bootstrap(auc, member, other, SEED, resamples=200)
     return {

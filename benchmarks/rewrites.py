@@ -1,17 +1,17 @@
-"""Texts in a real model's words: synthetic documents in place of the originals, and whether a paraphrase is counted.
+"""Texts rewritten by a real model: synthetic replacements of documents, and counting of paraphrased disclosure.
 
-``python -m benchmarks.rewrites model=FILE [texts=N] [folder]``: paragraphs of SQuAD. The answers of the model are kept
-in the folder, so an interrupted run goes on.
+``python -m benchmarks.rewrites model=FILE [texts=N] [folder]``: paragraphs of SQuAD. The folder caches the model's
+answers, so that an interrupted run can be resumed.
 
 *Synthetic replacement* (SAGE, Zeng et al. 2024, arXiv 2406.14773): the model lists the facts of a text, and writes a
-new one from the list alone. Measured: what remains of the text (ROUGE-L F1, proper nouns) and of its use (questions
-whose answer it still contains). Deviation: the second stage of the paper, which rewrites until an agent finds no
-private detail, is left out: the small model cannot judge it.
+new text from the list alone. Results: remaining text (ROUGE-L F1, proper nouns), and remaining utility (questions whose
+answer the new text contains). Deviation: the paper's second stage, in which an agent rewrites until it finds no private
+detail, is left out. The small model cannot judge this.
 
-*Paraphrase*: the model writes a text in other words. Counted by words (``casemate.text.disclosure``), and by sentences:
-a sentence of the text is disclosed if its cosine to a sentence of the answer exceeds the 99.9 % quantile of the null,
-the cosines of answers to sentences of texts that were not shown. The same for harmless answers of the extractive
-generator to the corpus's own questions.
+*Paraphrase*: the model writes a text in other words. Disclosure is counted by words (``casemate.text.disclosure``) and
+by sentences. A sentence of the text is disclosed if its cosine to a sentence of the answer exceeds a threshold. The
+threshold is the 99.9 % quantile of the null: cosines of answers to sentences of texts that were not shown. Benign
+answers of the extractive generator to the corpus's own questions are counted in the same way.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ FACTS = "List the facts of this text, one short line for each. Write only the li
 WRITE = "Write a new text from these facts, in your own words. Write only the text."
 REWRITE = "Rewrite this text in other words. Change every sentence, and keep all facts. Write only the new text."
 TOKENS, UNSEEN, QUANTILE, EXPOSURE = 220, 200, 0.999, 0.3
-"""Largest answer; texts of the null; its quantile; share of a text above which it counts as disclosed."""
+"""Maximum answer length; texts of the null; its quantile; share of a text above which it counts as disclosed."""
 
 
 def main() -> None:
-    """Writes, and measures."""
+    """Generates and measures."""
     given = dict(a.partition("=")[::2] for a in sys.argv[1:] if "=" in a)
     folder = Path(next((a for a in sys.argv[1:] if "=" not in a), "/tmp/casemate-rewrites"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def _asked(ids: Sequence[str]) -> list[list[tuple[str, tuple[str, ...]]]]:
 def _kept(
     texts: Sequence[str], written: Sequence[str], asked: Sequence[Sequence[tuple[str, tuple[str, ...]]]]
 ) -> Mapping[str, Any]:
-    """What new texts keep of the originals: words, names, and answers."""
+    """Remaining words, names and answers of the originals in new texts."""
     overlap = [rouge_l(text, new).f1 for text, new in zip(texts, written, strict=True)]
     names = [(name, new) for text, new in zip(texts, written, strict=True) for name in set(proper_nouns(text))]
     golds = [(golds, new) for new, questions in zip(written, asked, strict=True) for _, golds in questions]
@@ -117,7 +117,7 @@ def _kept(
 
 
 def _cosines(embedder: Embedder, answer: str, text: str) -> np.ndarray:
-    """Cosines of the sentences of a text (rows) to those of an answer."""
+    """Cosines of a text's sentences (rows) with an answer's sentences (columns)."""
     own, said = sentences(text), sentences(answer)
     if not own or not said:
         return np.zeros((len(own), 1))
@@ -132,7 +132,7 @@ def _counted(
     unseen: Sequence[str],
     threshold: float,
 ) -> dict[str, Any]:
-    """Share of each text that an answer discloses, by words and by sentences, and answers above the exposure."""
+    """Share of each text that an answer discloses, by words and by sentences, and answers above the threshold."""
     by_words, by_sentences = [], []
     for number, answer in answers:
         counter = DisclosureCounter([texts[number]], "", unseen[:5])
@@ -148,7 +148,7 @@ def _counted(
 
 
 def _cpu_ms(embedder: Kept, answers: Sequence[str]) -> float:
-    """Median CPU time of embedding the sentences of an answer, the sentences of the texts being embedded before."""
+    """Median CPU milliseconds to embed the sentences of an answer; the sentences of the texts are embedded before."""
     times = []
     for answer in answers:
         start = time.process_time()

@@ -30,17 +30,17 @@ from casemate.types import Document, Probe, Reply
 ATTACKS = ("direct", "s2mia", "mba", "interrogation", "dcmi", "menta")
 """Published attacks."""
 ADAPTIVE = ("ladder", "decoys", "split_facts", "duplicates", "oracle", "averaging")
-"""Attacks that know how a guard decides."""
+"""Adaptive attacks, which use knowledge of the guard's decision."""
 LEAST_WORDS = 50
-"""Words of a candidate, at least."""
+"""Minimum number of words of a candidate."""
 
 
 @dataclass
 class NaturalAsker(MembershipAttack):
-    """Asks questions as any user would, and scores how much of the text the best reply contains.
+    """Asks questions like any user, and scores the share of the text in the best reply.
 
     Attributes:
-        asked: Questions about each candidate, by source. Without one it asks what is known about the title.
+        asked: Questions about each candidate, by source. Default: a question with the title.
     """
 
     asked: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
@@ -48,12 +48,12 @@ class NaturalAsker(MembershipAttack):
     paper: ClassVar[str] = "none: an ordinary question"
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
-        """The questions."""
+        """Returns the questions."""
         title = candidate.title.rstrip(".")
         return Probe(tuple(self.asked.get(candidate.source, [f"What is known about {title}?"])))
 
     async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
-        """Largest grounding of a reply in the text."""
+        """Highest grounding score of a reply."""
         scores = (
             grounding_score(candidate.text, question, reply.text)
             for question, reply in zip(probe.questions, replies, strict=True)
@@ -67,9 +67,9 @@ class Sample:
 
     Attributes:
         name: ``nfcorpus`` or ``squad``.
-        documents: Its documents, in a random order: different texts of at least ``LEAST_WORDS`` words.
-        log: Questions of users, for the calibration.
-        harmless: Other questions of users.
+        documents: Its distinct documents of at least ``LEAST_WORDS`` words, in random order.
+        log: Users' questions for the calibration.
+        harmless: Further users' questions.
         asked: A user's question about some documents, by source. None for ``nfcorpus``: its questions name no document.
     """
 
@@ -108,7 +108,7 @@ class Sample:
         return cls(name, shuffled, tuple(drawn[:400]), tuple(drawn[400:720]), asked)
 
     def attacks(self, names: Sequence[str] = ()) -> dict[str, MembershipAttack]:
-        """The natural asker and the published attacks, or those with these names."""
+        """The natural asker and the published attacks, or the named attacks."""
         wanted = names or ("natural", *ATTACKS)
         natural = NaturalAsker(self.asked)
         return {name: natural if name == "natural" else plugins.load("attack", name)() for name in wanted}
@@ -116,7 +116,7 @@ class Sample:
 
 @contextmanager
 def guarded_app(held: Sequence[Document], log: Sequence[str]) -> Iterator[App]:
-    """Documents in an index, guarded by a Mirabel that was calibrated on a log; k = 3."""
+    """Documents in an index, guarded by a Mirabel that is calibrated on a log; k = 3."""
     with tempfile.TemporaryDirectory() as folder:
         raw: dict[str, Any] = {
             "rag": {"k": 3, "index": {"use": "sqlite", "path": f"{folder}/index.db"}},
@@ -145,7 +145,7 @@ def experiment(
     targets: dict[str, Target],
     sides: tuple[Sequence[Document], Sequence[Document]],
 ) -> Experiment:
-    """Attacks on members and others, each side split into halves at random."""
+    """Attacks on members and non-members; each side is split into halves at random."""
     rng = np.random.default_rng(SEED)
     half: dict[str, Any] = {}
     for side in sides:

@@ -1,14 +1,14 @@
-"""How the parts grow: five million vectors on one machine, what a unit of each work costs, and what a cluster adds.
+"""Scaling: five million vectors on one machine, the cost of each unit of work, and a cluster of two workers.
 
-1. ``vectors``: up to 5,000,000 clustered unit vectors of 384 dimensions, float16 on disk, with an int8 copy to search.
-   A search scans the copy block by block and scores the best candidates again from the float16. Detection takes the
-   background from the moments of the stored vectors. Both by the number of vectors.
-2. ``units``: CPU-seconds of one chunk, row, merge, clustering, decision, question.
+1. ``vectors``: up to 5,000,000 clustered unit vectors of 384 dimensions, float16 on disk, with an int8 copy for search.
+   A search scans the copy in blocks and rescores the best candidates in float16. Detection computes the similarity
+   statistics from the moments of the stored vectors. Both by the number of vectors.
+2. ``units``: CPU seconds of one chunk, row, merge, clustering, decision, question.
 3. ``cluster``: the same embedding with one and with two Ray workers.
-4. ``plan``: what follows for 10^7 to 10^9 chunks: arithmetic from 1 and 2 and the prices below.
+4. ``plan``: extrapolation to 10^7 to 10^9 chunks, from 1 and 2 and the prices below.
 
-All costs are CPU-seconds of one core unless they are called wall: other work may be on the machine. Parts are measured
-again by name: ``python -m benchmarks.scale units plan``.
+Costs are CPU seconds of one core unless they are called wall, because the machine may be shared. Name parts to measure
+only these: ``python -m benchmarks.scale units plan``.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ SIZES = (10_000, 100_000, 1_000_000, 5_000_000)
 K, CANDIDATES, BATCH = 10, 64, 16
 MARK = "CASEMATE_SCALE"
 PRICES = {"core_hour": 0.04, "ram_gb_month": 3.0, "ssd_gb_month": 0.10}
-"""Assumed, in US dollars; look up your own."""
+"""Assumed prices in US dollars; replace them by yours."""
 TEXT_KB, LINKS = 1.0, 200
-"""Assumed: text and keys of a chunk, and bytes of a graph's links to find a vector by (32 links, and levels above)."""
+"""Assumed kilobytes of text and keys of a chunk, and bytes of HNSW links per vector (32 links, and upper levels)."""
 
 
 def main() -> None:
-    """Measures everything, or what is named, in a folder that is gone afterwards; the rest stays as it was."""
+    """Measures all or the named parts in a temporary folder; other results are kept."""
     file, found = ROOT / "benchmarks/results/scale.json", dict[str, Any]()
     if named := sys.argv[1:]:
         found = json.loads(file.read_text())["results"]
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def plan(found: dict[str, Any]) -> dict[str, Any]:
-    """What so many chunks of 180 tokens take: hours of one core, gigabytes, dollars."""
+    """Requirements of 10^7 to 10^9 chunks of 180 tokens: core hours, gigabytes, dollars."""
     each, largest = found["units"], found["vectors"][str(max(SIZES))]
     rows = {}
     for n in (10**7, 10**8, 10**9):
@@ -96,7 +96,7 @@ def plan(found: dict[str, Any]) -> dict[str, Any]:
 
 
 class Stored:
-    """Vectors on disk: float16 as they count, int8 to look through them."""
+    """Vectors on disk: float16 for exact scores, int8 for scans."""
 
     def __init__(self, folder: Path, n: int) -> None:
         self.n = n
@@ -104,7 +104,7 @@ class Stored:
         self.byte = np.lib.format.open_memmap(folder / "byte.npy", "w+", np.int8, (n, DIM))
         rng = np.random.default_rng(SEED)
         centres = rng.standard_normal((CLUSTERS, DIM), dtype=np.float32)
-        self.step = 6 / np.sqrt(DIM) / 127  # six standard deviations of a coordinate; more is cut off
+        self.step = 6 / np.sqrt(DIM) / 127  # six standard deviations of a coordinate; larger values are clipped
         for rows in _blocks(n):
             E = 0.6 * centres[rng.integers(0, CLUSTERS, len(rows))]
             E += rng.standard_normal(E.shape, dtype=np.float32)
@@ -113,11 +113,11 @@ class Stored:
             self.byte[rows.start : rows.stop] = np.clip(np.round(E / self.step), -127, 127)
 
     def read(self, rows: range) -> np.ndarray:
-        """The vectors as they count."""
+        """The float16 vectors, as float32."""
         return self.half[rows.start : rows.stop].astype(np.float32)
 
     def search(self, Q: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions (m, K) and exact scores of the nearest of the first n to each question (m, DIM)."""
+        """Positions (m, K) and exact scores (m, K) of the nearest among the first n vectors, for Q (m, DIM)."""
         best = np.full((len(Q), CANDIDATES), -np.inf, np.float32)
         at = np.zeros((len(Q), CANDIDATES), np.int64)
         for rows in _blocks(n):
@@ -132,7 +132,7 @@ class Stored:
         return np.take_along_axis(at, order, axis=1), np.take_along_axis(exact, order, axis=1)
 
     def scan(self, Q: np.ndarray, n: int) -> Iterator[np.ndarray]:
-        """All scores, (m, rows) a block: the oracle."""
+        """All scores in blocks (m, rows): the reference result."""
         for rows in _blocks(n):
             yield Q.astype(np.float64) @ self.read(rows).astype(np.float64).T
 
@@ -172,7 +172,7 @@ def vectors(folder: Path, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
 
 
 def _moments(stored: Stored, sizes: tuple[int, ...]) -> tuple[dict[int, CorpusMoments], dict[int, float]]:
-    """Of the first so many, and what they took from the start."""
+    """Moments of the first n vectors for each size n, and CPU seconds from the start."""
     held, cost, began = {}, {}, time.process_time()
     pieces = ((rows.stop, stored.read(rows)) for rows in _blocks(stored.n))
     for stop, total in summed(LocalExecutor(), pieces):
@@ -190,7 +190,7 @@ def _searched(stored: Stored, Q: np.ndarray, n: int) -> dict[str, float]:
 
 
 def _checked(stored: Stored, Q: np.ndarray, n: int, held: CorpusMoments) -> dict[str, float]:
-    """Recall against a scan of the stored vectors, and how far the background from moments is from the scan's."""
+    """Recall compared with a full scan, and errors of the similarity statistics from moments."""
     Q = Q[:8]
     found, _ = stored.search(Q, n)
     total, squares = np.zeros(len(Q)), np.zeros(len(Q))
@@ -213,7 +213,7 @@ def _checked(stored: Stored, Q: np.ndarray, n: int, held: CorpusMoments) -> dict
 
 
 def _decision(moments: CorpusMoments, Q: np.ndarray) -> float:
-    """Background, threshold, verdict: CPU-seconds."""
+    """CPU seconds of similarity statistics, threshold and verdict."""
     mirabel = Mirabel(mode="paper")
     hits = tuple(Hit(Document(str(i), "text"), 0.5 - i / 100) for i in range(6))
 
@@ -234,7 +234,7 @@ def _cpu(call: Callable[[], Any], repeats: int) -> float:
 
 
 def units(folder: Path) -> dict[str, Any]:
-    """What one of each costs."""
+    """Cost of one unit of each kind of work."""
     rng = np.random.default_rng(SEED)
     found: dict[str, Any] = _embedding(rng)
     for dim in (384, 1024):
@@ -280,7 +280,7 @@ def _once(call: Callable[[], Any]) -> float:
 
 
 def _campaign(folder: Path) -> dict[str, float]:
-    """Indexing a small clinic, and attacking it, script for reader."""
+    """Indexing and attacking a small clinic, with a scripted reader."""
     folder.mkdir()
     write_corpus(folder / "clinic", count=100)
     config = {
@@ -327,25 +327,25 @@ def _campaign(folder: Path) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Moments:
-    """The moments of one piece, and its key."""
+    """Computes the moments of one piece, with its key."""
 
     read: Callable[[Any], np.ndarray]
 
     def __call__(self, piece: tuple[int, Any]) -> tuple[int, CorpusMoments]:
-        """What ``read`` gives, summed by one thread."""
+        """Sums the vectors that ``read`` returns, in one thread."""
         with single_blas_thread():
             return piece[0], CorpusMoments.of(self.read(piece[1]))
 
 
 def itself(value: np.ndarray) -> np.ndarray:
-    """The vectors, which were sent."""
+    """The value itself: the vectors were sent."""
     return value
 
 
 def summed(
     spread: Executor, pieces: Iterable[tuple[int, Any]], read: Callable[[Any], np.ndarray] = itself
 ) -> Iterator[tuple[int, CorpusMoments]]:
-    """Maps over the workers, merges here, in the order of the pieces."""
+    """Maps over the workers, and merges here in the order of the pieces."""
     total = CorpusMoments.empty(DIM)
     for key, part in spread.map(Moments(read), pieces):
         total += part
@@ -354,7 +354,7 @@ def summed(
 
 @dataclass(frozen=True)
 class Rows:
-    """Reads rows of a file of vectors, on a worker."""
+    """Reads rows of a vector file on a worker."""
 
     path: Path
 
@@ -364,7 +364,7 @@ class Rows:
 
 
 def cluster(folder: Path) -> dict[str, Any]:
-    """64 pieces of 16 chunks, on one worker and on two; and the moments of 100,000 vectors, sent or read there."""
+    """64 batches of 16 chunks on one worker and on two; moments of 100,000 vectors, sent to or read by the worker."""
     rng = np.random.default_rng(SEED)
     texts = [_text(rng, 100) for _ in range(1024)]
     task = EmbeddingTask.of(Config(), MiniLM(threads=1).fingerprint)
@@ -396,7 +396,7 @@ def cluster(folder: Path) -> dict[str, Any]:
 
 
 def _moved(spread: RayCluster, work: tuple[Any, ...]) -> dict[str, float]:
-    """The costs of summing once."""
+    """Cost of one summation."""
     list(summed(spread, *work))
     began, own, before = time.perf_counter(), time.process_time(), _ray_cpu()
     list(summed(spread, *work))
@@ -406,20 +406,20 @@ def _moved(spread: RayCluster, work: tuple[Any, ...]) -> dict[str, float]:
 
 
 class Timed:
-    """What the task takes a worker, in CPU-seconds."""
+    """CPU seconds of the task on a worker."""
 
     def __init__(self, task: EmbeddingTask) -> None:
         self.task = task
 
     def __call__(self, texts: list[str]) -> float:
-        """Embeds, and forgets."""
+        """Embeds, and discards the vectors."""
         began = time.process_time()
         self.task(texts)
         return time.process_time() - began
 
 
 def _ray_cpu() -> float:
-    """CPU-seconds of all processes that were started here, but for this one."""
+    """CPU seconds of all child processes of this one."""
     total = 0.0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -1,18 +1,21 @@
-"""Ten minutes of mixed load on a system that is killed again and again: what is lost, what leaks, what grows.
+"""Ten minutes of mixed load on a system whose processes are killed: lost writes, leaks, and memory growth.
 
     python -m benchmarks.soak [sqlite|postgres [SECONDS]]
 
-The real parts (MiniLM, calibrated Mirabel) over the fictional clinic: one gateway over SQLite, or two over one Postgres
-with pgvector, in processes of their own. From here: people who ask for whole answers and for streams, some who leave in
-mid-answer, some who read slowly, a program that retrieves, one that adds and removes documents, one that makes and
-revokes keys, and one that indexes a folder into another tenant. In the first part of the time a gateway, a parsing
-process or the Postgres server gets SIGKILL in turn and is started again; the rest is for the memory of the gateways.
+The real components (MiniLM, calibrated Mirabel) over the fictional clinic: one gateway over SQLite, or two over one
+Postgres with pgvector, as separate processes. Users request whole answers and streams; some disconnect in the middle or
+read slowly. Other clients retrieve, add and remove documents, create and revoke keys, and index a folder into another
+tenant. In the first part of the time, a gateway, a parser process or the Postgres server receives SIGKILL in turn and
+is restarted. The rest measures the memory of the gateways.
 
-What must hold at the end: every document whose POST or DELETE was answered is there, or gone; every file that was
-reported as indexed is there in that version, or a later one; every key that was printed is there, and revoked and
-refused if that was answered; every answer that came to its end has its verdicts in the store; no answer holds words
-that are in no other document but one that was withheld from it, or, before, from its client at any gateway; and the
-memory of the gateways does not grow.
+Checks at the end:
+
+- Every acknowledged POST or DELETE of a document has its effect.
+- Every file that was reported as indexed has that version or a later one.
+- Every printed key exists; acknowledged revocations are effective.
+- Every complete answer has its verdicts in the store.
+- No answer contains words that only a withheld document contains: withheld from this answer, or from its client before.
+- The memory of the gateways does not grow.
 """
 
 from __future__ import annotations
@@ -49,20 +52,20 @@ from casemate.system import App
 from casemate.types import DEFAULT_TENANT, Event, Secret
 
 SECONDS, KILLS = 600.0, 6
-"""Length, and kills of each kind of process."""
+"""Duration in seconds, and kills of each kind of process."""
 KILLING_SHARE = 0.75
-"""Part of the time in which processes are killed."""
+"""Share of the time in which processes are killed."""
 RUN = 6
-"""Words in a row that tell a document from all others."""
+"""Words of a run that identifies a document."""
 PEOPLE = 60
 Sample: TypeAlias = tuple[float, float, float]
-"""Minutes since the process began to serve, MB that it holds, load of the machine."""
+"""Minutes since the process began to serve, resident MB, and load of the machine."""
 Work: TypeAlias = Callable[[httpx.AsyncClient, random.Random], Awaitable[None]]
 
 
 @dataclass
 class Told:
-    """An answer that came to its end, or to where somebody left."""
+    """An answer, complete or up to a disconnection."""
 
     request: str
     client: str
@@ -75,7 +78,7 @@ class Told:
 
 @dataclass
 class Soak:
-    """The load, and what it was promised."""
+    """The load, and the acknowledged writes."""
 
     system: Killable
     questions: list[str]
@@ -89,7 +92,7 @@ class Soak:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def loop(self, work: Work, role: str, number: int) -> None:
-        """Does a thing again and again, through kills, at any of the gateways."""
+        """Repeats a request at random gateways, through kills."""
         rng = random.Random(SEED * 1000 + number)
         headers = {"Authorization": f"Bearer {self.keys[role]}"}
         while True:
@@ -112,7 +115,7 @@ class Soak:
         return {"model": "casemate", "messages": [message], "user": person}
 
     async def ask(self, http: httpx.AsyncClient, rng: random.Random) -> None:
-        """A whole answer."""
+        """Requests a whole answer."""
         body, began = self._asked(rng), time.time()
         answer = await http.post("/v1/chat/completions", json=body)
         if await self._refused(answer):
@@ -121,7 +124,7 @@ class Soak:
         self.told.append(Told(answer.headers["x-request-id"], body["user"], began, time.time(), text))
 
     async def stream(self, http: httpx.AsyncClient, rng: random.Random) -> None:
-        """A stream, read at once, slowly, or not to its end."""
+        """Requests a stream, and reads it fast, slowly, or in part."""
         body, began, how = self._asked(rng) | {"stream": True}, time.time(), rng.random()
         pieces, whole = list[str](), False
         async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -139,7 +142,7 @@ class Soak:
         self.told.append(Told(answer.headers["x-request-id"], body["user"], began, time.time(), text, whole))
 
     async def retrieve(self, http: httpx.AsyncClient, rng: random.Random) -> None:
-        """The documents themselves."""
+        """Retrieves documents."""
         asked, began = self._asked(rng), time.time()
         body = {"question": asked["messages"][0]["content"], "user": asked["user"]}
         answer = await http.post("/v1/retrieve", json=body)
@@ -151,7 +154,10 @@ class Soak:
         await asyncio.sleep(0.1)
 
     async def write(self, http: httpx.AsyncClient, rng: random.Random) -> None:
-        """Adds a document, and removes an old one when there are some: the calibration is for so many documents."""
+        """Adds a document.
+
+        Removes an old one above 20 documents, because the calibration is for a certain corpus size.
+        """
         number = next(self.numbers)
         name = f"new-{number}"
         self.unsure.add(name)
@@ -171,12 +177,12 @@ class Soak:
         await asyncio.sleep(0.2)
 
     async def issue(self, http: httpx.AsyncClient, rng: random.Random) -> None:
-        """Makes a key, uses it, revokes it; from then on it is refused."""
+        """Creates, uses and revokes a key, and checks that it is refused."""
         with closing(await asyncio.to_thread(self._open_store)) as store:
             held = ApiKeyStore(store)
             key, secret = await asyncio.to_thread(held.create, Grant("passing"))
             self.made[key.id] = False
-            await asyncio.sleep(5)  # gateways follow new keys every two seconds
+            await asyncio.sleep(5)  # gateways read new keys every two seconds
             mine = {"Authorization": f"Bearer {secret}"}
             self.counts[f"with a new key {(await http.get('/v1/models', headers=mine)).status_code}"] += 1
             await asyncio.to_thread(held.revoke, key.id)
@@ -205,7 +211,7 @@ async def _slowly(answer: httpx.Response, pause_s: float) -> AsyncIterator[str]:
 
 
 def main() -> None:
-    """Runs one system, or both, and adds it to what was measured before."""
+    """Measures one system, or both, and adds the results to earlier ones."""
     names = sys.argv[1:2] or ["sqlite", "postgres"]
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else SECONDS
     file = ROOT / "benchmarks/results/soak.json"
@@ -235,7 +241,7 @@ def _soaked(system: Killable, seconds: float) -> dict[str, Any]:
 
 
 async def _run(soak: Soak, seconds: float) -> list[Sample]:
-    """The load and the kills; what the first gateway held after them."""
+    """Runs the load with the kills. Returns the memory of the first gateway after the kills."""
     system, rng = soak.system, random.Random(SEED)
     kinds = ["gateway", "parser", "database"] if system.database else ["gateway", "parser"]
     await system.start()
@@ -291,7 +297,7 @@ def _runs(text: str) -> set[tuple[str, ...]]:
 
 
 def _judged(soak: Soak, texts: dict[str, str], resident: Sequence[Sample]) -> dict[str, Any]:
-    """What was lost, what leaked, and what grew."""
+    """Lost writes, leaks and memory growth."""
     with open_app(raw(soak.system.folder, **soak.system.sections)) as app:
         held = set(_texts(app))
         files = {name: re.findall(r"version (\d+)", text) for name, text in _texts(app, TENANT).items()}
@@ -330,7 +336,7 @@ def _judged(soak: Soak, texts: dict[str, str], resident: Sequence[Sample]) -> di
 
 
 def _leaks(told: Sequence[Told], texts: dict[str, str], verdicts: Sequence[Event]) -> dict[str, int]:
-    """Answers with words of a document that was withheld in it; and that was withheld from its client before."""
+    """Answers with words of a document that was withheld from them, or earlier from their client."""
     owners: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for source, text in texts.items():
         for run in _runs(text):

@@ -1,9 +1,9 @@
-"""Membership inference, guard off against guard on, calibrated by default without a log.
+"""Membership inference with the guard off and on, calibrated by default without a log.
 
-``python -m benchmarks.stored_questions [documents each side] [corpus ...] [significance=RATE]``: by default short forum
-posts and problems of MathQA, whose documents contain users' questions; 600 documents of each. With ``significance``,
-the results have it in their name. The guard is calibrated without a log. The reader is the **simulation**. The benign
-questions are those of the corpus. A corpus that is in the results already is not measured again.
+``python -m benchmarks.stored_questions [documents each side] [corpus ...] [significance=RATE]``. Default corpora: short
+forum posts and problems of MathQA, whose documents contain users' questions; 600 documents of each. With
+``significance``, the name of the result contains it. The reader is **simulated**. The benign questions are those of the
+corpus. A corpus with results is skipped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DOCUMENTS, QUESTIONS = 600, 60
 
 
 def main() -> None:
-    """Measures the corpora that are missing."""
+    """Measures the corpora without results."""
     numbers, names = [a for a in sys.argv[1:] if a.isdigit()], [a for a in sys.argv[1:] if a.isalpha() or "_" in a]
     rates = [a.partition("=")[2] for a in sys.argv[1:] if "=" in a]
     each = int(numbers[0]) if numbers else 40

@@ -1,9 +1,9 @@
-"""Units: edited copies that are missed, distinct documents that are merged, and what copies reveal to attackers.
+"""Units: missed edited copies, merged distinct documents, and information that copies reveal to attackers.
 
-An edited copy lacks 22 % of the words, and its sentences are in another order. Candidates of NFCorpus and SQuAD are in
-the index with their copy, as a copy alone, as the original alone, or not at all. Published attacks and the natural
-asker attack the original, or hold the copy while the original is in the index. Guard off, and Mirabel with
-``edited_copies`` off (before) and on. Readers are simulated. ``python -m benchmarks.units nfcorpus 20 100`` takes 20
+An edited copy lacks 22 % of the words, and its sentences are shuffled. The index contains a candidate of NFCorpus or
+SQuAD with its copy, the copy alone, the original alone, or neither. Published attacks and the natural asker attack the
+original. In one case they have the copy, and the index contains the original. Guard off, and Mirabel with
+``edited_copies`` off (before) and on. Readers are **simulated**. ``python -m benchmarks.units nfcorpus 20 100`` uses 20
 candidates of each kind among 100 further documents; ``python -m benchmarks.units texts`` compares texts only.
 """
 
@@ -36,13 +36,13 @@ from casemate.types import Document, Query
 
 TEXTS = ("nfcorpus", "squad", "mathqa", "patient_doctor_qa")
 COMPARED = 2000
-"""Documents of a corpus that are compared in pairs."""
+"""Number of documents of a corpus for pairwise comparison."""
 ATTACKS = ("natural", "s2mia", "mba", "menta")
-"""Those that a copy answers, with few questions."""
+"""Attacks with few questions that a copy can answer."""
 
 
 def main() -> None:
-    """Measures texts, or the relatives of one corpus, and adds the figures to the written ones."""
+    """Measures texts, or the candidates of one corpus, and adds the results to the saved ones."""
     part, *sizes = sys.argv[1:] or ["texts"]
     file = ROOT / "benchmarks/results/units.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
@@ -55,14 +55,14 @@ def main() -> None:
 
 
 def edited(text: str, rng: np.random.Generator) -> str:
-    """A copy with 22 % of the words dropped and the sentences in random order."""
+    """A copy without 22 % of the words, and with shuffled sentences."""
     parts = sentences(text)
     words = " ".join(parts[j] for j in rng.permutation(len(parts))).split()
     return " ".join(w for w in words if rng.random() > 0.22)
 
 
 def _texts(name: str) -> dict[str, Any]:
-    """Edited copies that are missed, and documents that are merged with another of different text."""
+    """Rates of missed edited copies, and of documents that are merged with a different text."""
     rng = np.random.default_rng(SEED)
     texts = list(dict.fromkeys(row["text"] for row in read_rows(f"{name}/corpus.jsonl.gz")))
     chosen = [texts[i] for i in rng.permutation(len(texts))[:COMPARED]]
@@ -157,7 +157,7 @@ async def _measured(sample: Sample, app: App, attackers: dict[str, list[Document
 
 
 def _aucs(trials: Trials, attack: str, inside: Sequence[Document], outside: Sequence[Document]) -> dict[str, Any]:
-    """AUC of the first feature with a 95 % interval, for each target: a kind of candidates against absent ones."""
+    """AUC of the first feature with a 95 % interval, for each target: one kind of candidates against absent ones."""
     found = {}
     for label in ("off", "before", "on"):
         score = {t.candidate: t.features[0] for t in trials.done.get((attack, label), ())}
@@ -168,7 +168,7 @@ def _aucs(trials: Trials, attack: str, inside: Sequence[Document], outside: Sequ
 
 
 def _copy_shown(lab: Experiment, label: str, both: Sequence[Document]) -> dict[str, Any]:
-    """Questions in which the original is withheld: those with the copy in the context; and the candidates concerned."""
+    """Questions whose original is withheld: share with the copy in the context, and share of these candidates."""
     withheld = [
         (document.source, f"copy-{document.source}" in exchange.context)
         for attack, document in product(lab.attacks, both)
@@ -184,7 +184,7 @@ def _copy_shown(lab: Experiment, label: str, both: Sequence[Document]) -> dict[s
 
 
 async def _price(sample: Sample, guard: Any, index: Index) -> dict[str, Any]:
-    """Harmless questions whose context ``edited_copies`` changes, and those in which anything is withheld."""
+    """Benign questions whose context ``edited_copies`` changes, and those with a withheld document."""
     contexts, withheld = {}, {}
     for on in (False, True):
         target = guard(index, on)

@@ -1,9 +1,11 @@
 """Scripts without spaces, on synthetic texts: quorum answers by redundancy, and benign answers under ``crawl_limit``.
 
-Quorum: each fact is stated by r documents in varied wording, among one document about each other name with another
-value. No embedder is needed: all documents reach the floor. ``crawl_limit``: chunks of ten sentences, a question each,
-the five chunks with most words of the question, the simulated reader, clients of ten questions, default options.
-``python -m benchmarks.unspaced``.
+Quorum: r documents state each fact in varied wording. Further documents state another value for each other name. No
+embedder is needed: all documents reach the similarity floor.
+
+``crawl_limit``: chunks of ten sentences, one question per chunk, with default options. The context is the five chunks
+with most words of the question. The reader is **simulated**, and each client asks ten questions. ``python -m
+benchmarks.unspaced``.
 """
 
 from __future__ import annotations
@@ -81,13 +83,13 @@ def _plain(text: str) -> str:
 
 
 def _core(value: str) -> str:
-    """A value without its unit, which may be a word of the question."""
+    """A value without its unit, which the question may contain."""
     plain = _plain(value).strip("年ปีพ.ศ元円")
     return plain.removesuffix("บาท").removesuffix("ໂມງ")
 
 
 async def _benign(texts: Language) -> dict[str, Any]:
-    """Benign answers that ``crawl_limit`` changes, and the share of a chunk that they quote."""
+    """Benign answers that ``crawl_limit`` changes, and the share of a chunk that answers quote."""
     rng, limit, changed = np.random.default_rng(SEED), CrawlLimit(), 0
     documents, questions, shares = list[Document](), list[str](), list[float]()
     for name in texts.names:

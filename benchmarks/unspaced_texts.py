@@ -1,6 +1,6 @@
-"""Synthetic texts in scripts without spaces between words: facts in several wordings, and sentences about other things.
+"""Synthetic texts in scripts without spaces between words: facts in several wordings, and other sentences.
 
-``LANGUAGES`` has for each language names, facts (a question, statements, values) and the parts of other sentences.
+``LANGUAGES`` contains, by language, names, facts (a question, statements, values) and parts of other sentences.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Language(NamedTuple):
         return str(rng.choice(self.asides)).format(s=subject, o=first, p=second, t=time)
 
     def document(self, stated: str, asides: int, rng: np.random.Generator) -> str:
-        """One text that states a fact between sentences of its own."""
+        """A text that states a fact between other sentences."""
         parts = [self.aside(rng) for _ in range(asides)]
         parts.insert(int(rng.integers(asides + 1)), stated)
         return self.between.join(parts)
 
     def documents(self, fact: Fact, name: str, value: str, count: int, rng: np.random.Generator) -> list[str]:
-        """Texts that state one fact, in wordings by turns."""
+        """Texts that state one fact, with alternating wordings."""
         start = int(rng.integers(len(fact.statements)))
         wordings = [fact.statements[(start + i) % len(fact.statements)] for i in range(count)]
         return [self.document(w.format(n=name, v=value), 2, rng) for w in wordings]

@@ -1,1 +1,1 @@
-"""The offline pair of language models: its data, its tokenizer, its training, and what it can do."""
+"""The offline pair of language models: training data, tokenizer, training, and evaluation."""

@@ -1,10 +1,10 @@
-"""``python -m benchmarks.models``: trains the pair, or says what it can do.
+"""``python -m benchmarks.models``: trains or evaluates the pair of models.
 
     train --folder work [--steps N] [--reference-steps N] [--device cuda] [--compile]
     evaluate --folder models [--count 100] [--cells qa_1doc ...]
 
-``train`` writes ``draft`` and ``reference`` into the folder, as transformers reads them. Run it again after an
-interruption, with the same options: it goes on where it was. ``evaluate`` writes ``benchmarks/results/models.json``.
+``train`` writes ``draft`` and ``reference`` into the folder, in the format of transformers. Run it again with the same
+options to resume an interrupted training. ``evaluate`` writes ``benchmarks/results/models.json``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.models.training import DRAFT, REFERENCE, Plan, Training
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs what is named."""
+    """Runs the named command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.models", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train")
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
-    """Tokenizer, draft, then the reference, grown from it."""
+    """Trains the tokenizer, the draft, and then the reference, which is initialized from the draft."""
     folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(folder / "tokenizer.json", options.contexts)

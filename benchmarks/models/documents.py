@@ -1,7 +1,7 @@
-"""Made-up documents, drawn without end: facts about somebody who does not exist, and plain sentences.
+"""Generator of synthetic documents: facts about invented entities, and plain sentences.
 
-Words are those of ``lexicon`` and made-up syllables. The same seed gives the same documents: the order in which a
-method draws is part of what it does, and the figures in the model card hang on it.
+Words come from ``lexicon`` or are invented from syllables. The same seed gives the same documents. Do not change the
+order of the random draws: the figures in the model card depend on it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.models.values import Values, capital
 
 
 def _domains(**lists: str) -> dict[str, list[tuple[str, str]]]:
-    """Attributes with their kinds of value, by domain."""
+    """Attributes with their value types, by domain."""
     return {
         name: [(a.strip(), kind) for a, kind in (x.rsplit(":", 1) for x in text.split(","))]
         for name, text in lists.items()
@@ -57,13 +57,13 @@ HELD_OUT = _domains(
     vessel="captain:name,home port:place,cargo:phrase,call sign:code,hull length:qty,crew size:num,launch year:year,"
     "engine type:word"
 )
-"""Never trained on."""
+"""Excluded from training."""
 _SLOT = re.compile(r"\b(Ns|Ds|N|A|V|D|P|J|R|L|Y|M|W)\b|#")
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What a document says of somebody: the value of an attribute, and its kind."""
+    """A fact about an entity: the value of an attribute, and its type."""
 
     entity: str
     attribute: str
@@ -77,8 +77,8 @@ class Deed:
 
     Attributes:
         asked: Questions and their answers.
-        past: What was done, in the past tense.
-        verb: The same, as infinitive.
+        past: The action in the past tense.
+        verb: The action in the infinitive.
     """
 
     asked: list[tuple[str, str]]
@@ -91,11 +91,11 @@ class Text:
     """A document.
 
     Attributes:
-        sentences: In order.
-        entity: Whom its facts are about, if it has any.
-        domain: Of the facts.
-        facts: In order.
-        deeds: Those of its plain sentences that can be asked about.
+        sentences: Its sentences in order.
+        entity: The entity of its facts, if any.
+        domain: The domain of its facts.
+        facts: Its facts in order.
+        deeds: Its plain sentences that have questions.
     """
 
     sentences: list[str]
@@ -106,12 +106,12 @@ class Text:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """All sentences, joined."""
         return " ".join(self.sentences)
 
 
 def shown(texts: list[Text]) -> str:
-    """The documents of a context, numbered, a line each."""
+    """The documents of a context, numbered, one per line."""
     return "\n".join(f"[{i}] {text.text}" for i, text in enumerate(texts, 1))
 
 
@@ -119,9 +119,9 @@ class Writer(Values):
     """Draws words, values, documents and contexts.
 
     Args:
-        seed: Of the draws.
-        stage: Of the curriculum: 1, one short document; 2, up to three; 3, up to five, with prose among the facts.
-        held_out: Facts of the domain that is never trained on.
+        seed: Seed of the random draws.
+        stage: Stage of the curriculum. 1: one short document; 2: up to three; 3: up to five, with prose between facts.
+        held_out: Whether facts come from the domain that is excluded from training.
     """
 
     def __init__(self, seed: int, stage: int = 3, held_out: bool = False) -> None:
@@ -131,12 +131,12 @@ class Writer(Values):
         self.held_out = held_out
 
     def thing(self) -> str:
-        """A noun with its article, and mostly an adjective."""
+        """A noun with its article, usually with an adjective."""
         adjective = self.rng.choice(ADJECTIVES) + " " if self.rng.random() < 0.7 else ""
         return f"the {adjective}{self.rng.choice(NOUNS)}"
 
     def entity(self, domain: str) -> str:
-        """Somebody or something that facts of a domain can be about."""
+        """A name of a person or thing that facts of a domain can describe."""
         if domain in {"person", "patient"}:
             return self.name()
         if domain == "vessel":
@@ -152,15 +152,15 @@ class Writer(Values):
         return self.place()
 
     def prose(self) -> str:
-        """A sentence from a form of ``SENTENCES``."""
+        """A sentence from a template of ``SENTENCES``."""
         return capital(_SLOT.sub(lambda slot: self._slot(slot[0]), self.rng.choice(SENTENCES)))
 
     def fact_text(self, count: int, domain: str = "") -> Text:
-        """A document of so many facts about one entity.
+        """A document of ``count`` facts about one entity.
 
         Args:
-            count: How many facts.
-            domain: Of these; empty: any.
+            count: Number of facts.
+            domain: Domain of the facts; empty: any.
         """
         domain = domain or self.rng.choice(list(self.domains))
         entity = self.entity(domain)
@@ -177,7 +177,7 @@ class Writer(Values):
         return Text(sentences, entity, domain, facts)
 
     def plain_text(self, count: int) -> Text:
-        """A document of so many sentences without facts."""
+        """A document of ``count`` sentences without facts."""
         sentences: list[str] = []
         deeds: list[Deed] = []
         scrambled = self.rng.random() < 0.25
@@ -198,17 +198,17 @@ class Writer(Values):
         return Text(sentences, deeds=deeds)
 
     def context(self, count: int = 0, plain: float | None = None) -> list[Text]:
-        """The documents that a question is about.
+        """The documents of one context.
 
         Args:
-            count: How many; 0: as the stage has it.
-            plain: Share of those without facts; None: .3, and some contexts are one long plain document.
+            count: Number of documents; 0: random, by the stage.
+            plain: Share of documents without facts. None: .3, and some contexts are one long plain document.
         """
         rng, stage = self.rng, self.stage
         count = count or (1 if stage == 1 else rng.randint(1, 3) if stage == 2 else rng.randint(1, 5))
         if plain is None and stage == 3 and rng.random() < 0.12:
             return [self.plain_text(rng.randint(5, 12))]
-        domain = rng.choice(list(DOMAINS)) if rng.random() < 0.35 and not self.held_out else ""  # alike: harder
+        domain = rng.choice(list(DOMAINS)) if rng.random() < 0.35 and not self.held_out else ""  # same domain: harder
         share = 0.3 if plain is None else plain
         return [
             self.plain_text(self._sentences(count)) if rng.random() < share else self.fact_text(self._facts(), domain)
@@ -216,7 +216,7 @@ class Writer(Values):
         ]
 
     def deed(self) -> tuple[str, Deed]:
-        """Who did what, where and when."""
+        """A random action with person, object, place and time, and its sentence."""
         rng = self.rng
         verb, past = rng.choice(VERBS)
         who = rng.choice([rng.choice(FIRST_NAMES), self.place(), self._somebody(), self.name()])
@@ -233,7 +233,7 @@ class Writer(Values):
         return text, Deed(asked, past, verb)
 
     def _other_deed(self) -> tuple[str, Deed]:
-        """Seven more sentence forms; the answer is mostly the sentence."""
+        """Seven further sentence templates; the answer is usually the sentence."""
         rng = self.rng
         form = rng.randrange(7)
         who = self.name() if rng.random() < 0.5 else rng.choice(FIRST_NAMES)
@@ -277,7 +277,7 @@ class Writer(Values):
         return text, Deed(asked, past, verb)
 
     def _stated(self, fact: Fact, first: bool) -> str:
-        """A sentence that states it; the first names the entity, a later one perhaps."""
+        """A sentence that states the fact. The first names the entity; later ones may use a pronoun."""
         named = {1: 1.0, 2: 0.65}.get(self.stage, 0.4)
         e, a, v = fact.entity, fact.attribute, fact.value
         if first or self.rng.random() < named:
@@ -306,7 +306,7 @@ class Writer(Values):
         return f"the {adjective}{self.rng.choice(JOBS)}"
 
     def _scramble(self) -> str:
-        """Words, names, numbers and signs in no order."""
+        """Words, names, numbers and signs in random order."""
         rng = self.rng
         said = []
         for _ in range(rng.randint(5, 14)):
@@ -321,7 +321,7 @@ class Writer(Values):
         return capital(" ".join(said)).rstrip(",;") + "."
 
     def _slot(self, slot: str) -> str:
-        """What stands for a slot of a sentence form."""
+        """A random filler for a slot of a sentence template."""
         return str(self._SLOTS[slot](self))
 
     def _present(self) -> str:

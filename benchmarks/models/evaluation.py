@@ -1,7 +1,7 @@
-"""What a network of the pair can do: answers without fault, in cells of question kind and number of documents.
+"""Evaluation of the models: exact answers by kind of question and number of documents.
 
-Fresh draws of the same generator, from seeds that training does not use; ``unseen`` has attributes and a domain that
-were never trained. Greedy.
+The documents come from the training generator with other seeds. ``unseen`` has attributes and a domain that are
+excluded from training. Decoding is greedy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCH = 50
 
 
 class Cell(NamedTuple):
-    """What is asked: of this kind, to so many documents; of the trained domains or of the other."""
+    """A group of test questions: kind, number of documents, and whether the domain was trained."""
 
     kind: str
     documents: int
@@ -63,10 +63,10 @@ class Item:
 
 
 def evaluated(folder: Path, count: int = 100, cells: Sequence[str] = tuple(CELLS)) -> dict[str, dict[str, Any]]:
-    """Of each cell the share of exact answers, and the mean ROUGE-L.
+    """Share of exact answers and mean ROUGE-L in each cell.
 
     Args:
-        folder: The network's.
+        folder: Folder of the network.
         count: Questions in each cell.
         cells: Names of ``CELLS``.
     """
@@ -86,7 +86,7 @@ def evaluated(folder: Path, count: int = 100, cells: Sequence[str] = tuple(CELLS
 
 
 def drawn(cell: Cell, count: int) -> list[Item]:
-    """The questions of a cell, short contexts first."""
+    """The questions of a cell, sorted by context length."""
     asker = Asker(Writer(SEED + cell.documents, 3, cell.unseen))
     items: list[Item] = []
     while len(items) < count:
@@ -101,7 +101,7 @@ def drawn(cell: Cell, count: int) -> list[Item]:
 
 @torch.inference_mode()
 def answers(model: Any, tokenizer: Tokenizer, items: Sequence[Item]) -> list[str]:
-    """The likeliest answers."""
+    """Answers by greedy decoding."""
     found = []
     for start in range(0, len(items), BATCH):
         part = items[start : start + BATCH]

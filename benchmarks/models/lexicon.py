@@ -1,4 +1,4 @@
-"""Plain English words and sentence forms, written by hand for the offline pair: of nobody's text, about nobody."""
+"""English words and sentence templates for the offline pair, written by hand; no text is from another source."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ throw/threw touch/touched trade/traded use/used visit/visited want/wanted wash/w
 wrap/wrapped write/wrote
 """.split()
 ]
-"""Infinitive and past."""
+"""Infinitive and past tense."""
 ADVERBS = """
 quickly slowly carefully quietly suddenly often always never again together finally usually sometimes early soon
 nearly almost already easily well badly gladly
@@ -154,5 +154,8 @@ Water from the N makes the N A and A.
 Over time, the Ns of L grew A, and their N changed.
 The W, also called the A N, can V # Ns in a N.
 """.strip().split("\n")
-"""N noun, Ns its plural, A adjective, V infinitive, Ds present, D past, P person, J job, R adverb, L place, Y day,
-M month, W a made-up word, # a number."""
+"""Slots of the templates:
+
+N noun, Ns plural noun, A adjective, V infinitive, Ds present tense, D past tense. P person, J job, R adverb, L place, Y
+day, M month, W invented word, # number.
+"""

@@ -1,7 +1,7 @@
-"""The two networks: small Llamas, how they begin, and how the large one grows from the small one.
+"""The two networks: small Llamas, their initialization, and the initialization of the large one from the small one.
 
-In the first layer three heads begin by looking one, two and three tokens back, whatever stands there. From that a
-network finds out within minutes how to go on copying; whether it is the cause was not shown.
+In the first layer three heads initially attend one, two and three tokens back, regardless of content. Training then
+learns to continue a copy within minutes; whether these heads are the cause was not tested.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ CONSTANT, SHARP, FREQUENCIES = 0.3, 5.0, 6
 
 
 def network(size: str, vocabulary: int, seed: int) -> Any:
-    """A network as it begins; float32.
+    """A newly initialized network; float32.
 
     Args:
         size: One of ``SHAPES``.
-        vocabulary: How many tokens there are.
-        seed: Of its weights.
+        vocabulary: Size of the vocabulary.
+        seed: Seed of the weights.
     """
     torch.manual_seed(seed)
     shape = SHAPES[size]
@@ -61,10 +61,10 @@ def network(size: str, vocabulary: int, seed: int) -> Any:
 
 
 def _look_back(model: Any) -> None:
-    """Lets three heads look back, by place alone: through a dimension in which all tokens are alike."""
+    """Initializes three heads to attend to previous positions, through a dimension that is constant for all tokens."""
     embedding, first = model.model.embed_tokens.weight, model.model.layers[0].self_attn
     embedding[:, 0] = CONSTANT
-    norm = CONSTANT / math.sqrt(0.05**2 + CONSTANT**2 / embedding.shape[1])  # what the norm makes of it
+    norm = CONSTANT / math.sqrt(0.05**2 + CONSTANT**2 / embedding.shape[1])  # the value after the norm
     speed = 10000.0 ** (-torch.arange(0, HEAD, 2) / HEAD)[:FREQUENCIES]
     sharp = SHARP / norm
     for head, back in enumerate((1, 2, 3)):
@@ -79,9 +79,9 @@ def _look_back(model: Any) -> None:
 
 @torch.no_grad()
 def grown(small: Any, size: str, seed: int) -> Any:
-    """A larger network that says what the small one says, with new weights that nothing comes of yet.
+    """A larger network with the function of the small one (net2net initialization).
 
-    The outputs of all new heads, units and layers are zero; their inputs are drawn, so that they can learn.
+    The output weights of new heads, units and layers are zero. Their input weights are random, so that they can learn.
     """
     large = network(size, small.config.vocab_size, seed)
     old, new = dict(small.named_parameters()), dict(large.named_parameters())
@@ -106,7 +106,7 @@ def grown(small: Any, size: str, seed: int) -> Any:
 
 
 def _widen(weights: torch.Tensor, source: torch.Tensor, out: bool, added: bool) -> None:
-    """The old matrix in a corner of the new one."""
+    """Copies the old matrix into the upper left corner of the new one, and scales the rest."""
     if added:
         if out:
             weights.zero_()
@@ -122,7 +122,7 @@ def _widen(weights: torch.Tensor, source: torch.Tensor, out: bool, added: bool) 
 
 
 def export(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes a folder that transformers reads; weights in bfloat16."""
+    """Writes a model folder for transformers, with weights in bfloat16."""
     logging.disable_progress_bar()
     small = LlamaForCausalLM(model.config).to(torch.bfloat16)
     small.load_state_dict(model.state_dict())

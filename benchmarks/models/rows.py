@@ -1,7 +1,7 @@
-"""Training rows: one context, and behind it as many questions with answers as fit, none of which sees another.
+"""Training rows: one context followed by as many questions with answers as fit, masked from each other.
 
-So a context is read once for all its questions, and every question is trained as it is asked: alone. A few rows are
-random tokens to repeat or to go on from, so that copying is learnt and not what is copied.
+So a context is processed once for all its questions, while each question is trained as in inference: alone. Some rows
+are random tokens to repeat or continue, so that the model learns to copy independent of content.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LENGTHS = {0: (192,), 1: (192,), 2: (256,), 3: (256, 384, 384, 512)}
 RANDOM = {0: 0.5, 1: 0.12, 2: 0.08, 3: 0.08}
 """Share of random rows, by stage."""
 CONTEXT_SHARE, CONTEXT_WEIGHT = 0.15, 0.1
-"""How many tokens of contexts are trained on, and how much they weigh; a token of an answer weighs 1."""
+"""Share of context tokens in the loss, and their weight; an answer token has weight 1."""
 FIRST_WEIGHT, COPY_WEIGHT = 3.0, 0.5
-"""The first token of an answer decides: yes, no, unknown. Recitals are long and easy."""
+"""The first token of an answer decides between yes, no and unknown. Repetitions are long and easy."""
 GATED = ("qa", "idk", "rep", "yn")
 """Kinds that must be mastered before the next stage."""
 
@@ -34,9 +34,9 @@ class Branch(NamedTuple):
     """A context, or a question with its answer.
 
     Attributes:
-        tokens: All of it.
-        kind: Of the question; empty: a context.
-        given: How many tokens are the question's.
+        tokens: All tokens.
+        kind: Kind of the question; empty: a context.
+        given: Number of tokens of the question.
     """
 
     tokens: list[int]
@@ -46,15 +46,15 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows as the model reads them.
+    """Rows as model input.
 
     Attributes:
-        tokens: (rows, length).
-        places: Of each token behind its own context, (rows, length).
-        seen: What is added to attention, 0 or nearly minus infinity: (rows, 1, length, length).
-        weights: Of each token in the loss, (rows, length).
-        answers: Which answer a token is of, -1: none; (rows, length).
-        kinds: Of the answers; empty for those of another stage.
+        tokens: Token ids, (rows, length).
+        places: Position of each token after its own context, (rows, length).
+        seen: Additive attention mask, 0 or a large negative number, (rows, 1, length, length).
+        weights: Weight of each token in the loss, (rows, length).
+        answers: Number of the answer that a token belongs to, -1: none; (rows, length).
+        kinds: Kinds of the answers; empty for those of another stage.
     """
 
     tokens: torch.Tensor
@@ -67,11 +67,11 @@ class Batch:
 
 @dataclass
 class Rows:
-    """Draws rows and batches, without end.
+    """Draws rows and batches without end.
 
     Attributes:
-        tokenizer: The pair's.
-        seed: Of the draws.
+        tokenizer: The tokenizer of the pair.
+        seed: Seed of the random draws.
     """
 
     tokenizer: Tokenizer
@@ -85,16 +85,16 @@ class Rows:
         self._size = self.tokenizer.get_vocab_size()
 
     def state(self) -> list[Any]:
-        """Where the draws are, to go on from."""
+        """State of the random generators, to resume from."""
         return [self.rng.getstate(), *(asker.rng.getstate() for asker in self.askers.values())]
 
     def go_on(self, state: Sequence[Any]) -> None:
-        """Goes on from there."""
+        """Restores a state."""
         for rng, held in zip((self.rng, *(asker.rng for asker in self.askers.values())), state, strict=True):
             rng.setstate(held)
 
     def batch(self, stage: int, tokens: int) -> Batch:
-        """Rows of about so many tokens in all; a fifth are of the stages beside it."""
+        """Rows with about ``tokens`` tokens in all; a fifth come from the neighboring stages."""
         length = self.rng.choice(LENGTHS[stage])
         rows = []
         for _ in range(max(1, tokens // length)):
@@ -104,7 +104,7 @@ class Rows:
         return _stacked(rows, length, self.rng)
 
     def row(self, stage: int, length: int) -> list[Branch]:
-        """A context and questions to it."""
+        """A context and questions about it."""
         if self.rng.random() < RANDOM[stage]:
             return self._random(stage, length)
         asker = self.askers[max(1, stage)]
@@ -128,11 +128,11 @@ class Rows:
         return found
 
     def _random(self, stage: int, length: int) -> list[Branch]:
-        """Random tokens to repeat, and to go on with from four of them."""
+        """Random tokens with requests to repeat them, and to continue from four of them."""
         rng = self.rng
         count = rng.randint(6, (length - 40) // 2) if stage else rng.randint(5, rng.choice([20, 70]))
         drawn = [rng.randrange(END + 1, self._size) for _ in range(count)]
-        if stage and rng.random() < 0.7:  # few different ones: then a match of two does not say what comes next
+        if stage and rng.random() < 0.7:  # few different tokens: then a match of two does not determine the next one
             few = [rng.randrange(END + 1, self._size) for _ in range(rng.choice([8, 16, 32, 64, 128, 300]))]
             uneven = [1 / (i + 1) for i in range(len(few))] if rng.random() < 0.6 else None
             drawn = rng.choices(few, uneven, k=count)

@@ -1,7 +1,7 @@
-"""The pair's tokenizer: byte-level BPE in which every number of one to three digits is one token.
+"""The tokenizer of the pair: byte-level BPE in which every number of one to three digits is one token.
 
-A longer number is cut from the left in pieces of three: 48213 is 482 and 13. So no digit is scrambled in copying.
-Merges are learnt from made-up texts without digits; those of the digits are set.
+Longer numbers are split from the left into groups of three: 48213 becomes 482 and 13. This avoids copy errors in
+digits. Merges are learned from synthetic texts without digits; merges of digits are fixed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONTEXTS = 6000
 
 
 def trained(contexts: int = CONTEXTS, vocabulary: int = VOCABULARY) -> Tokenizer:
-    """A tokenizer learnt from so many made-up contexts."""
+    """A tokenizer learned from ``contexts`` synthetic contexts."""
     learnt = Tokenizer(models.BPE())
     learnt.pre_tokenizer = _bytes()
     numbers = len(DIGITS) ** 2 + len(DIGITS) ** 3
@@ -60,12 +60,12 @@ def read(folder: Path) -> Tokenizer:
 
 
 def prompt(tokenizer: Tokenizer, texts: str, question: str) -> tuple[list[int], list[int]]:
-    """The tokens of a context and those of a question to it, up to where the answer begins."""
+    """Tokens of a context, and tokens of a question about it up to the start of the answer."""
     return [START, *encoded(tokenizer, f"Context:\n{texts}\n")], encoded(tokenizer, f"Question: {question}\nAnswer:")
 
 
 def encoded(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text, without any special one."""
+    """Tokens of a text, without special tokens."""
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
@@ -74,7 +74,7 @@ def _bytes() -> pre_tokenizers.ByteLevel:
 
 
 def _texts(contexts: int) -> Iterator[str]:
-    """Contexts with questions, and plain sentences; no digits."""
+    """Contexts with questions, and plain sentences, without digits."""
     asker, other = Asker(Writer(777)), Writer(778)
     for _ in range(contexts):
         texts = asker.writer.context()

@@ -1,8 +1,7 @@
-"""Training of one network: stages, optimisers, progress, and going on where it broke off.
+"""Training of one network: stages, optimizers, progress, and resumption.
 
-Matrices learn by Muon (Jordan et al. 2024: the step of each is its momentum made orthogonal), the rest by Adam. What is
-kept in the end is the running mean of the weights. The same seed, steps and machine give the same network, broken off
-or not.
+Matrices are trained by Muon (Jordan et al. 2024: orthogonalized momentum), other weights by Adam. The result is the
+running mean of the weights. The same seed, steps and machine give the same network, with or without interruptions.
 """
 
 from __future__ import annotations
@@ -24,33 +23,35 @@ from torch.nn.functional import cross_entropy, pad
 from benchmarks.models.rows import GATED, Batch, Rows
 
 WARM = 60
-"""Steps over which the rates rise."""
+"""Warm-up steps of the learning rates."""
 AVERAGED = 0.998
 MOMENTUM, DECAY = 0.95, 0.01
 FADE = 0.985
-"""Of the running share of right answers, per answer."""
+"""Decay of the running share of correct answers, per answer."""
 PORTION = 256
-"""Logits are computed for a multiple of so many tokens: for each new number oneDNN keeps a program, and they add up."""
+"""Logits are computed for a multiple of this number of tokens: oneDNN caches a program for each size, and would use
+more and more memory.
+"""
 POLYNOMIAL = (3.4445, -4.7750, 2.0315)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a network is trained.
+    """Settings of a training.
 
     Attributes:
-        steps: How many.
-        tokens: Of each step, about.
-        muon: Rate of the matrices in stages 0 and 1.
-        late: The same later on: at the higher rate nothing long is copied without fault.
-        adam: Rate of the rest.
+        steps: Number of steps.
+        tokens: Approximate tokens per step.
+        muon: Learning rate of matrices in stages 0 and 1.
+        late: Learning rate of matrices in later stages; with the higher rate, long copies have errors.
+        adam: Learning rate of other weights.
         stage: The first stage, 0 to 3.
         until: Shares of the steps at which stages 0, 1 and 2 end at the latest.
-        gates: Shares of right answers at which they end.
-        fade: Share of the steps, at the end, over which rates fall to .03 of themselves.
-        seed: Of weights and data.
-        device: As torch names it.
-        compiled: Whether torch compiles the network first: 1.3 to 1.8 times as fast, after a minute or two.
+        gates: Shares of correct answers at which they end.
+        fade: Final share of the steps, over which the rates decay to .03 of their value.
+        seed: Seed of weights and data.
+        device: Device name of torch.
+        compiled: Whether torch compiles the network first: 1.3 to 1.8 times as fast, after one or two minutes.
     """
 
     steps: int
@@ -68,17 +69,17 @@ class Plan:
 
 
 DRAFT = Plan(17000)
-"""70 million tokens: an hour and a quarter of one core for the pair that is delivered."""
+"""70 million tokens: 75 minutes on one core for the released pair."""
 REFERENCE = Plan(8000, tokens=8192, muon=0.003, late=0.003, adam=6e-4, stage=3, fade=1.0, seed=1)
-"""Grown from the final draft, and at a low rate: at a higher one it was worse than what it began with."""
+"""Starts from the final draft with a low rate; at a higher rate the result was worse than the initial network."""
 
 
 class Muon(torch.optim.Optimizer):
-    """Steps of matrices along their momentum, made orthogonal.
+    """Optimizer for matrices with orthogonalized momentum.
 
     Args:
-        matrices: What learns.
-        lr: Rate.
+        matrices: Parameters.
+        lr: Learning rate.
     """
 
     def __init__(self, matrices: Iterable[torch.Tensor], lr: float) -> None:
@@ -86,7 +87,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """One step."""
+        """Performs one step."""
         for group in self.param_groups:
             for weights in group["params"]:
                 held = self.state[weights]
@@ -98,7 +99,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """A matrix with the same singular vectors, and singular values near 1 (Newton and Schulz's iteration)."""
+    """A matrix with the same singular vectors, and singular values near 1 (Newton-Schulz iteration)."""
     a, b, c = POLYNOMIAL
     tall = matrix.shape[0] > matrix.shape[1]
     X = (matrix.T if tall else matrix) / (matrix.norm() + 1e-7)
@@ -110,13 +111,13 @@ def orthogonal(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
 
 @dataclass
 class Progress:
-    """Where a training stands.
+    """Progress of a training.
 
     Attributes:
-        step: Steps done.
-        stage: Of the curriculum.
-        tokens: Tokens read.
-        right: For each kind of question, the running share of answers without fault, and of how many.
+        step: Completed steps.
+        stage: Stage of the curriculum.
+        tokens: Processed tokens.
+        right: By kind of question, the running share of exact answers, and their number.
     """
 
     step: int = 0
@@ -125,13 +126,13 @@ class Progress:
     right: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def told(self, kind: str, right: bool) -> None:
-        """Counts an answer."""
+        """Records whether an answer was exact."""
         share, count = self.right.get(kind, (0.0, 0))
         self.right[kind] = (share * FADE + right * (1 - FADE), count + 1)
 
     @property
     def mastered(self) -> float:
-        """Mean share of right answers, in the kinds that count for the next stage; 0 while there are few."""
+        """Mean share of exact answers in the kinds that gate the next stage; 0 with too few answers."""
         kinds = GATED if self.stage else ("rep", "repdoc", "cont")
         found = [self.right.get(kind, (0.0, 0)) for kind in kinds]
         few = any(count < 100 for _, count in found)
@@ -139,7 +140,7 @@ class Progress:
 
 
 class Training:
-    """One network's training, of which everything is kept in a file, so that it can be gone on with.
+    """Training of one network, with its state in a file for resumption.
 
     Args:
         model: The network as it begins; on the cpu.
@@ -166,7 +167,7 @@ class Training:
         """Trains to the end of the plan, and returns the network with the mean weights.
 
         Args:
-            every_s: Seconds between lines of progress, and four times that between savings.
+            every_s: Seconds between progress lines; the state is saved every four intervals.
         """
         began, shown, saved, first = time.monotonic(), 0.0, 0.0, self.progress.step
         while self.progress.step < self.plan.steps:
@@ -183,7 +184,7 @@ class Training:
         return self.model
 
     def step(self) -> float:
-        """One step; returns its loss."""
+        """Performs one step; returns its loss."""
         plan, progress = self.plan, self.progress
         rate = self._rate()
         self.adam.param_groups[0]["lr"] = plan.adam * rate
@@ -207,7 +208,7 @@ class Training:
         return float(loss.detach())
 
     def save(self) -> None:
-        """Keeps everything, so that whoever is interrupted loses nothing of what was saved."""
+        """Writes the state atomically."""
         kept = {
             "plan": self._facts(),
             "progress": asdict(self.progress),
@@ -236,13 +237,13 @@ class Training:
         return json.dumps({k: v for k, v in asdict(self.plan).items() if k not in {"device", "compiled"}})
 
     def _rate(self) -> float:
-        """Rises, stays, and falls; share of the plan's."""
+        """Factor of the learning rates: warm-up, constant, decay."""
         done = self.progress.step / self.plan.steps
         falling = max(0.03, (1 - done) / self.plan.fade) if done > 1 - self.plan.fade else 1.0
         return min(1.0, (self.progress.step + 1) / WARM) * min(1.0, falling)
 
     def _loss(self, batch: Batch) -> tuple[torch.Tensor, list[bool]]:
-        """Weighted mean over tokens; and for each answer whether all its tokens were the likeliest."""
+        """Weighted mean loss over tokens, and for each answer whether all its tokens were the most probable ones."""
         device = self.plan.device
         with self._half():
             out = self._body(

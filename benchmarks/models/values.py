@@ -1,4 +1,4 @@
-"""Made-up words, names and values of facts, drawn without end."""
+"""Generator of invented words, names and values of facts."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ class Values:
     """Draws words and values.
 
     Args:
-        seed: Of the draws.
+        seed: Seed of the random draws.
     """
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
 
     def made_up(self) -> str:
-        """A word that is none."""
+        """An invented word."""
         return "".join(self._syllable() for _ in range(self.rng.choice((1, 2, 2, 3))))
 
     def word(self) -> str:
-        """A word, or one that is none."""
+        """An English word, or an invented one."""
         return self.rng.choice(WORDS) if self.rng.random() < 0.8 else self.made_up()
 
     def place(self) -> str:
-        """A made-up proper name of one word."""
+        """An invented proper name of one word."""
         return capital("".join(self._syllable() for _ in range(self.rng.choice((1, 2, 2)))))
 
     def name(self) -> str:
-        """A made-up person's name."""
+        """An invented name of a person."""
         first = self.rng.choice(FIRST_NAMES) if self.rng.random() < 0.35 else self.place()
         return f"{first} {self.place()}"
 
     def value(self, kind: str) -> str:
-        """A value of a kind."""
+        """A value of a type."""
         return str(getattr(self, f"_{kind}")())
 
     def _syllable(self) -> str:

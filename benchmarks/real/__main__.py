@@ -1,16 +1,17 @@
 """Evaluation with real language models, in steps that can run on different machines.
 
-    python -m benchmarks.real plan       # questions; prompts for the writer, as far as they have no answer yet
-    python -m benchmarks.real written    # instead: questions by script, and the written ones of the recorded set
-    python -m benchmarks.real retrieve   # contexts with the guard off and on; prompts for the reader
+    python -m benchmarks.real plan       # questions, and prompts for the writer that have no answer yet
+    python -m benchmarks.real written    # instead: scripted questions, and the written ones of the recorded set
+    python -m benchmarks.real retrieve   # contexts with the guard off and on, and prompts for the reader
     python -m benchmarks.real.answer PROMPTS ANSWERS --model FILE
-    python -m benchmarks.real judge      # each attack's own scores of the recorded answers
-    python -m benchmarks.real forms      # which output transforms a reader follows: prompts, and shares of the answers
-    python -m benchmarks.real quality    # judges of answers: prompts of the reader, of the judge, and their agreement
+    python -m benchmarks.real judge      # scores of the recorded answers by each attack
+    python -m benchmarks.real forms      # output transforms that a reader follows: prompts, and shares of the answers
+    python -m benchmarks.real quality    # judges of answers: prompts of reader and judge, and agreement
     python -m benchmarks.real table      # the tables of the documentation
 
-Each step keeps what is there. The folder (`--work`) holds `prompts_writer.jsonl.gz`, `prompts_reader.jsonl.gz`, and the
-answers: `answers_writer*.jsonl.gz` and `answers_reader_MODEL.jsonl.gz`. For crawls: ``benchmarks.real.extraction``.
+Each step keeps existing results. The folder (`--work`) contains `prompts_writer.jsonl.gz` and
+`prompts_reader.jsonl.gz`. It also contains the answers: `answers_writer*.jsonl.gz` and `answers_reader_MODEL.jsonl.gz`.
+For crawls, see ``benchmarks.real.extraction``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Greedy decoding of many prompts on an accelerator: the key-value cache is allocated once, steps are CUDA graphs.
+"""Greedy batch decoding on an accelerator: fixed key-value cache, steps as CUDA graphs.
 
-The decoder of the package follows any model of transformers and copies its cache when a row ends. Here each row has a
-fixed place in the cache, so that a step has the same shapes and is replayed as one graph. It reads models of the
-Qwen2 family (biased projections, RMSNorm, rotary positions, grouped keys, SwiGLU), and runs without graphs on a CPU.
+The decoder of the package supports any transformers model and copies its cache when a row ends. Here each row has a
+fixed place in the cache, so that each step has the same shapes and is replayed as one graph. It supports models of the
+Qwen2 family (biased projections, RMSNorm, rotary positions, grouped keys, SwiGLU). On a CPU it runs without graphs.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 from casemate.backends.generators.transformers.batch import BatchDecoder, Decoded, Job, Row
 
 POSITIONS = 4096
-"""Of a row. Longer prompts are decoded one by one, without a fixed cache."""
+"""Positions of a row. Longer prompts are decoded one by one, without a fixed cache."""
 SPANS = (512, 1024, 1536, 2048, 3072, POSITIONS)
-"""Positions that a step attends to: the smallest that contains every row."""
+"""Numbers of attended positions; a step uses the smallest that contains every row."""
 READ_AT_ONCE = 49_152
-"""Tokens of prompts, padding included, that are read in one pass."""
+"""Largest number of prompt tokens in one pass, including padding."""
 STEPS = 16
-"""Steps between two passes of prompts, while rows are free."""
+"""Steps between two prompt passes while rows are free."""
 
 
 class FixedCacheDecoder:
-    """Decodes greedily, many answers at once. Not thread-safe.
+    """Greedy batch decoder. Not thread-safe.
 
     Args:
         model: A Qwen2 model of transformers, on its device.
@@ -70,7 +70,7 @@ class FixedCacheDecoder:
         import torch
 
         waiting, steps = list(jobs), STEPS
-        self._rows = [None] * self._most  # an error may have left some
+        self._rows = [None] * self._most  # rows that an error left
         with torch.inference_mode():
             while True:
                 waiting += arrived()
@@ -85,7 +85,7 @@ class FixedCacheDecoder:
                     steps += 1
 
     def _admit(self, waiting: list[Job]) -> Iterator[Decoded]:
-        """Reads the shortest of the waiting prompts in one pass. So long ones wait while short ones arrive."""
+        """Reads the shortest waiting prompts in one pass. Long prompts wait while short ones arrive."""
         waiting.sort(key=lambda job: len(job.prompt))  # neighbors need little padding
         group: list[Job] = []
         widest, free = 0, self._rows.count(None)
@@ -133,7 +133,7 @@ class FixedCacheDecoder:
         yield from self._append(dict(zip(rows, tokens.tolist(), strict=True)))
 
     def _step(self) -> Iterator[Decoded]:
-        """One more token for every row."""
+        """Decodes one more token for every row."""
         import torch
 
         active = {i: row for i, row in enumerate(self._rows) if row}
@@ -155,7 +155,7 @@ class FixedCacheDecoder:
         yield from self._append({i: found[i] for i in active})
 
     def _graph(self, span: int) -> tuple[Any, Any]:
-        """A step as a graph, and where it writes the tokens."""
+        """A step as a graph, and the tensor of its tokens."""
         import torch
 
         side = torch.cuda.Stream()
@@ -170,7 +170,7 @@ class FixedCacheDecoder:
         return graph, chosen
 
     def _next(self, span: int) -> Any:
-        """The likeliest next token of every row, from the static inputs."""
+        """The most probable next token of every row, from the static inputs."""
         import torch
 
         rows, groups = self._most, self._groups
@@ -188,7 +188,7 @@ class FixedCacheDecoder:
         return self._likeliest(self._passed(self._tokens[:, None], attend)[:, 0])
 
     def _passed(self, ids: Any, attend: Callable[[int, Any, Any, Any], Any]) -> Any:
-        """Hidden states after all layers; shape (rows, tokens, hidden)."""
+        """Hidden states after all layers, (rows, tokens, hidden)."""
         from torch.nn.functional import linear, silu
 
         hidden = self._model.model.embed_tokens(ids)
@@ -238,7 +238,7 @@ class _Layer:
 
 
 def _turned(vectors: Any, cos: Any, sin: Any) -> Any:
-    """Rotary positions."""
+    """Applies rotary positions."""
     import torch
 
     first, second = vectors.chunk(2, dim=-1)

@@ -1,18 +1,18 @@
-"""Answers prompts with a language model, reading every shared beginning once: greedy, batched, resumable.
+"""Answers prompts with a language model: greedy, batched, resumable; shared prefixes are read once.
 
     python -m benchmarks.real.answer PROMPTS ANSWERS --model MODEL [--minutes CPU_MINUTES] [--limit COUNT]
 
-MODEL is a GGUF file or a folder. If another process serves it, on an accelerator (`shared_model`), that process
-answers; else this machine's processor does. There, reading a prompt costs its tokens, whether alone or in a batch. So
-prompts are read one after the other, in the order of their tokens, and each reads only what follows its common
-beginning with the one before: the system message, and often the first documents. Answers are decoded in batches.
+MODEL is a GGUF file or a folder. If another process serves it on an accelerator (`shared_model`), that process answers;
+otherwise the local CPU. On a CPU the cost of a prompt is its number of tokens, with or without batching. So prompts are
+read one by one in token order. Each reads only the tokens after its common prefix with the previous prompt: the system
+message, and often the first documents. Answers are decoded in batches.
 
-Input, one JSON object a line: ``{"part": key, "text": ...}`` defines a text that several prompts share.
-``{"id", "max_tokens", "system", "parts": [keys], "user"}`` is a prompt: its user message is the parts and ``user``,
-joined by empty lines. Instead of these, ``messages`` may hold the chat. Output: ``{"id", "answer", "tokens",
-"stopped"}``; ``stopped`` is false if the answer reached ``max_tokens``. The first line of a new file names the model.
+Input: one JSON object per line. ``{"part": key, "text": ...}`` defines a text that several prompts share. ``{"id",
+"max_tokens", "system", "parts": [keys], "user"}`` is a prompt; its user message is the parts and ``user``, joined by
+empty lines. Alternatively, ``messages`` contains the chat.
 
-Each batch is written at once as one gzip member. A second run skips the ids that are there.
+Output: ``{"id", "answer", "tokens", "stopped"}``; ``stopped`` is false if the answer reached ``max_tokens``. The first
+line of a new file names the model. Each batch is appended as one gzip member. A second run skips ids with answers.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from casemate.backends.generators.transformers.batch import BatchDecoder, Job
 from casemate.runtime.files import file_checksum
 
 ROWS = 16
-AT_ONCE = 64  # prompts that are ordered and answered together, so that a stopped run has answered the first ones
-SHARED_AT_ONCE = 256  # prompts that a shared model is asked at once
+AT_ONCE = 64  # prompts that are sorted and answered together, so that an interrupted run has answered the first ones
+SHARED_AT_ONCE = 256  # prompts in one request to a shared model
 
 Chat: TypeAlias = tuple[str, list[dict[str, str]], int]
-"""Id of a prompt, its chat, and the largest length of the answer in tokens."""
+"""Id of a prompt, its chat, and the maximum length of the answer in tokens."""
 Row: TypeAlias = dict[str, Any]
 Item = TypeVar("Item")
 
 
 def read_lines(path: Path) -> list[Row]:
-    """The JSON objects of a gzip file; stops at a damaged end, which an interrupted run leaves."""
+    """The JSON objects of a gzip file. It stops at a truncated end, which an interrupted run leaves."""
     found: list[Row] = []
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
@@ -68,7 +68,7 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, Any]], mode: str = "ab")
 
 
 def chats(rows: Sequence[Row]) -> Iterator[Chat]:
-    """The chat of each prompt by id, and its largest answer."""
+    """Id, chat and maximum answer length of each prompt."""
     texts = {row["part"]: row["text"] for row in rows if "part" in row}
     for row in rows:
         if "id" in row:
@@ -93,10 +93,10 @@ def digest(path: Path) -> str:
 
 
 class TrunkDecoder(BatchDecoder):
-    """A batch decoder that reads prompts one by one, each from its common beginning with the one before.
+    """A batch decoder that reads prompts one by one, each from its common prefix with the previous one.
 
     Attributes:
-        tokens_read: Tokens that the model has read.
+        tokens_read: Number of prompt tokens computed.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -142,7 +142,7 @@ class TrunkDecoder(BatchDecoder):
 
 
 def _joined(cache: Any, mask: Any, other: Any, other_mask: Any) -> tuple[Any, Any]:
-    """Two caches as one, the shorter padded on the left."""
+    """Concatenates two caches; the shorter is padded on the left."""
     import torch
     from torch.nn.functional import pad
 
@@ -166,12 +166,12 @@ def main() -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Answers whatever is open, in the order of the file."""
+    """Answers all prompts without an answer, in file order."""
     import torch
 
     there = read_lines(given.answers) if given.answers.exists() else []
     if there:
-        write_lines(given.answers.with_suffix(".part"), there, "wb")  # without a damaged end
+        write_lines(given.answers.with_suffix(".part"), there, "wb")  # without a truncated end
         given.answers.with_suffix(".part").replace(given.answers)
     done = {row.get("id") for row in there}
     first = islice(chats(read_lines(given.prompts)), given.limit)
@@ -214,7 +214,7 @@ async def _answered_elsewhere(socket: Path, answers: Path, chats: Sequence[Chat]
 
 
 def pieces(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Lists of so many items each; the last may be shorter.
+    """Lists of ``size`` items; the last may be shorter.
 
     >>> list(pieces("abcde", 2))
     [['a', 'b'], ['c', 'd'], ['e']]
@@ -224,7 +224,7 @@ def pieces(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def answered(model: CausalLM, chats: Sequence[Chat]) -> Iterator[Row]:
-    """Rows of the answers file, as answers finish."""
+    """Yields rows of the answers file as answers finish."""
     tokenizer = model._chat
     texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for _, chat, _ in chats]
     tokens = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]

@@ -1,10 +1,10 @@
-"""The cascade with a real pair: a small draft and a larger reference of the same vocabulary, on the synthetic clinic.
+"""The cascade with a real pair: a small draft and a larger reference with the same vocabulary, on the synthetic clinic.
 
     python -m benchmarks.real.cascade DRAFT.gguf REFERENCE.gguf [trials] [method ...]
 
-Commands to recite a note, and questions that a paragraph of a page answers. Draft and reference alone, the defaults
-(`token_copy`, `ablated`) and the rule of the paper answer the same prompts, greedily. Each answer is kept in
-`build/real_cascade`, so an interrupted run continues. Times are CPU seconds, since the machine may be shared.
+Prompts: commands to repeat a note, and questions that a paragraph of a page answers. Methods: draft alone, reference
+alone, the defaults (`token_copy`, `ablated`), and the paper's rule; all greedy. Answers are cached in
+`build/real_cascade`, so that an interrupted run can be resumed. Times are CPU seconds, since the machine may be shared.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ FIGURES = ("tokens", "passes", "judged", "accepted", "deferred", "flops_honest",
 
 @dataclass
 class Costs(EventStore):
-    """Keeps the figures of the last answer."""
+    """Stores the figures of the last answer."""
 
     last: dict[str, Any] = field(default_factory=dict)
 
     def append(self, event: Event) -> None:
-        """Keeps one."""
+        """Stores one event."""
         self.last = {name: event.body[name] for name in FIGURES if name in event.body}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A prompt, and the words of its answer; none for a command to recite."""
+    """A prompt, and words of its correct answer; empty for a command to repeat."""
 
     kind: str
     question: str
@@ -93,13 +93,13 @@ def main() -> None:
 
 
 def commands(count: int) -> Iterator[Trial]:
-    """Commands to recite a note."""
+    """Commands to repeat a note."""
     for i, (name, note) in enumerate(case_notes(count, SEED)):
         yield Trial("command", COMMANDS[i % len(COMMANDS)], Document(name, " ".join(note.split()[:WORDS])))
 
 
 def questions(count: int) -> Iterator[Trial]:
-    """Questions, each with a paragraph that contains the words of its answer, evenly drawn from all."""
+    """Questions, each with a paragraph that contains words of its answer, sampled evenly."""
     pages = sorted(package_files("casemate.demo").joinpath("pages").iterdir(), key=lambda page: page.name)
     paragraphs = [part for page in pages for part in page.read_text().split("\n\n")]
     pairs = [line.split("|") for line in ANSWERABLE.splitlines()]
@@ -111,7 +111,7 @@ def questions(count: int) -> Iterator[Trial]:
 
 
 def _answered(made: dict[str, Generator], trials: Sequence[Trial], costs: Costs) -> Iterator[dict[str, Any]]:
-    """Answers what is not kept yet, all methods in turn on each prompt."""
+    """Answers prompts without a cached answer, all methods in turn on each prompt."""
     kept = ROOT / "build/real_cascade/answers.jsonl"
     kept.parent.mkdir(parents=True, exist_ok=True)
     known = {(row["method"], row["question"], row["text"]): row for row in _rows(kept)}
@@ -129,7 +129,7 @@ def _answered(made: dict[str, Generator], trials: Sequence[Trial], costs: Costs)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; a last line that was cut off is not read."""
+    """The rows of a file, without a truncated last line."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 

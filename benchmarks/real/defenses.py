@@ -1,11 +1,11 @@
-"""Published defenses that need a language model, with a real one, on the synthetic clinic.
+"""Published defenses that need a language model, with a real model on the synthetic clinic.
 
     python -m benchmarks.real.defenses READER.gguf [JUDGE.gguf ...]
 
 Answers: the commands and questions of ``benchmarks.real.cascade``, without a defense, with summaries, with DP-RAG, and
-with EPD. Labels: one question of each published attack about each of `TRIALS` notes, and harmless questions,
-labeled by ``query_filter``: by its rules, by the reader and by further judges. Answers are kept in
-`build/real_defenses`, so an interrupted run continues.
+with EPD. Labels: ``query_filter`` classifies one question of each published attack about each of `TRIALS` notes, and
+benign questions. It uses its rules, the reader, or further judges. Answers are cached in `build/real_defenses`, so that
+an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -50,12 +50,11 @@ WORK = ROOT / "build/real_defenses"
 
 @dataclass(frozen=True)
 class EPD(Generator):
-    """Answers from an answer with the documents and one without.
+    """Combines an answer with the documents and one without.
 
-    Ensemble privacy defense (Fu et al. 2025, arXiv 2512.03100): both answers and the losses of their tokens go to a
-    judge, which writes the answer.
-
-    Deviation: the judge gets the mean loss of each answer, as text alone; here it is the same model.
+    Ensemble privacy defense (Fu et al. 2025, arXiv 2512.03100). A judge receives both answers with the losses of their
+    tokens, and writes the final answer. Deviation: the judge receives the mean loss of each answer, as text; here it is
+    the same model.
 
     Attributes:
         model: Writes both answers and the final one.
@@ -76,7 +75,7 @@ class EPD(Generator):
 
 
 def main() -> None:
-    """Asks, and writes the results."""
+    """Runs all systems, and writes the results."""
     import torch
 
     torch.set_num_threads(1)
@@ -101,7 +100,7 @@ def _defended(reader: RecordedModel) -> Mapping[str, Generator]:
 
 
 def _answered(generator: Generator, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Copied notes and right answers."""
+    """Rates of copied notes and of correct answers."""
 
     async def every() -> list[str]:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # one core
@@ -119,7 +118,7 @@ def _answered(generator: Generator, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 async def labeled(agent: QueryFilter) -> dict[str, stats.Estimate]:
-    """Share of the questions of each kind that an agent flags."""
+    """Flag rate of the filter by kind of question."""
     found = {}
     for kind, texts in (await asked()).items():
         outcomes = await asyncio.gather(*(agent.on_retrieve(Query(text), _retrieval()) for text in texts))
@@ -133,7 +132,7 @@ def _retrieval() -> Retrieval:
 
 
 async def asked() -> dict[str, list[str]]:
-    """Questions by attack, and harmless ones."""
+    """Questions by attack, and benign ones."""
     notes = [Document(name, text) for name, text in case_notes(TRIALS, SEED)]
     rng = np.random.default_rng(SEED)
     found = {}

@@ -1,15 +1,16 @@
-"""Crawlers against a real reader, end to end: without a defense, with ``crawl_limit``, and under the quorum policy.
+"""Crawlers with a real reader, end to end: no defense, ``crawl_limit``, and the quorum policy.
 
     python -m benchmarks.real.extraction FILE.gguf [questions=200] [writer=FILE.gguf] [corpus or attacker ...]
     python -m benchmarks.real.extraction measure FILE.gguf ...
 
-Small collections: texts of a corpus with at most `WORDS` words. Attackers are the crawlers, two of them with output
-transforms, and with ``writer=`` also those whose questions a second model writes. All attackers and settings run at the
-same time, so that their answers form batches; the simulated reader answers the same attackers. Answers are kept in
-`build/real_extraction`: an interrupted run begins again, and is answered from there as far as it was, so the defense
-has seen every question. ``measure`` asks no model, and keeps what it measured of other attackers. A crawl without an
-answer to its next question has an error there; the other crawls of the attacker are then measured as far as it came. A
-crawl that its attacker ended earlier is complete: RAG-Thief does so after 50 questions without a new chunk.
+Collections are small: texts of a corpus with at most `WORDS` words. Attackers are the crawlers, two of them with output
+transforms. With ``writer=``, also those whose questions a second model writes. All attackers and settings run
+concurrently, so that answers form batches. The simulated reader answers the same attackers.
+
+Answers are cached in `build/real_extraction`. A resumed run replays the cached questions, so that the defense has its
+complete state. ``measure`` does not query a model, and keeps results of other attackers. A crawl without an answer to
+its next question fails there; the attacker's other crawls are then measured up to the same number of questions. A crawl
+that its attacker ended early is complete: RAG-Thief stops after 50 questions without a new chunk.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Ground:
 
 
 def main() -> None:
-    """Crawls with both readers, and writes the results after each corpus."""
+    """Runs the crawls with both readers, and writes the results after each corpus."""
     given = dict(a.partition("=")[::2] for a in sys.argv[1:] if "=" in a)
     named = [a for a in sys.argv[1:] if "=" not in a and a != "measure"]
     model, measuring = Path(named[0]), "measure" in sys.argv[1:]
@@ -84,7 +85,7 @@ def main() -> None:
         by = _model(writer, corpus, "writer", WRITER_TOKENS, measuring) if writer else None
         with closing(ground.index):
             found = asyncio.run(_crawls(ground, reader, by, attackers, questions))
-            if by and not measuring:  # the writer answers the simulated reader's crawls, too
+            if by and not measuring:  # the writer also answers the crawls with the simulated reader
                 asyncio.run(_crawls(ground, SimulatedReader(), by, attackers, questions))
             if not measuring:
                 print(corpus, f"{time.process_time() - began:.0f} CPU-s", file=sys.stderr)
@@ -134,7 +135,7 @@ def _attacker(name: str, ground: Ground, writer: Generator | None) -> Extraction
 
 
 def _measured(crawler: Crawler, traces: Mapping[str, CrawlTrace], ground: Ground, questions: int) -> dict[str, Any]:
-    """The figures of at most so many questions of each crawl."""
+    """Results over at most ``questions`` questions of each crawl."""
     cut = {
         name: replace(t, exchanges=t.exchanges[:questions], finds=tuple(f for f in t.finds if f.query <= questions))
         for name, t in traces.items()

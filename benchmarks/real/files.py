@@ -1,4 +1,4 @@
-"""Prompts and answers as compressed JSON lines."""
+"""Prompts and answers as compressed JSONL."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def write_prompts(path: Path, prompts: Mapping[str, Mapping[str, Any]]) -> int:
-    """Writes prompts; a text that several share is written once, before its first prompt. Returns their number."""
+    """Writes prompts; a shared text is written once, before its first prompt. Returns their number."""
     rows: list[dict[str, Any]] = []
     written: set[str] = set()
     for prompt in prompts.values():

@@ -1,4 +1,4 @@
-"""Judges recorded answers by each attack's own scores, and writes the recorded set."""
+"""Scores recorded answers by each attack's own measure, and writes the recorded set."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ SIDES = ("off", "on")
 SIMULATED = "simulated"
 RECORDED = ROOT / "benchmarks/recorded"
 VERBATIM = 20
-"""Words in a row of a corpus document that a recorded text may not contain."""
+"""Length in words of a quotation from the corpus that a recorded text may not contain."""
 FEWEST = 40
-"""Fewest trials of an attack that are reported."""
+"""Minimum number of trials of a reported attack."""
 SCORED_BY = {"natural": "menta", "natural_title": "menta"}
-"""The attack that scores questions which no attack writes itself."""
+"""The attack that scores the questions of each natural asker."""
 
 
 def judge(corpus: str, work: Path, models: Sequence[str]) -> dict[str, Any]:
-    """Figures by reader, author and attack; writes one recorded set for each model.
+    """Metrics by reader, author and attack; writes one recorded set for each model.
 
-    Trials that a reader has not answered with the contexts of both sides are left out.
+    Trials without a complete set of answers on both sides are left out.
 
     Args:
         corpus: Name of the corpus.
         work: Folder of prompts and answers.
-        models: Names of the readers: `answers_reader_NAME.jsonl.gz` holds the answers of each. Empty: only the
-            simulated reader.
+        models: Names of the readers with answers in `answers_reader_NAME.jsonl.gz`. Empty: only the simulated reader.
     """
     sample = {row["id"]: row for row in files.read(work / f"sample_{corpus}.jsonl.gz")}
     given = {model: files.read_answers(work / f"answers_reader_{model}.jsonl.gz") for model in models}
@@ -60,7 +59,7 @@ def judge(corpus: str, work: Path, models: Sequence[str]) -> dict[str, Any]:
 
 
 def _complete(trials: Sequence[dict[str, Any]], answers: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The trials that are answered on both sides."""
+    """The trials with answers on both sides."""
     return [t for t in trials if all(i in answers for side in SIDES for i in t[side])]
 
 
@@ -95,7 +94,7 @@ def _scored(
 
 
 def _attacks(sample: Mapping[str, Any]) -> dict[tuple[str, str], MembershipAttack]:
-    """The attacks by author and name, with the sample's texts studied."""
+    """The attacks by author and name, prepared on the sample's texts."""
     texts = sorted(Document(r["id"], r["text"], r["title"]).content for r in sample.values())
     writer = RecordedWriter({})
     found = {("script", name): attack for name, attack in scripted().items()}
@@ -126,7 +125,7 @@ def _figures(scored: Sequence[Mapping[str, Any]], sample: Mapping[str, Any]) -> 
 
 
 def brief(metrics: MembershipMetrics | None) -> dict[str, Any] | None:
-    """The figures that are reported."""
+    """The reported metrics."""
     if metrics is None:
         return None
     kept = ("members", "nonmembers", "auc", "adjusted_accuracy", "tpr_at_1")
@@ -134,7 +133,7 @@ def brief(metrics: MembershipMetrics | None) -> dict[str, Any] | None:
 
 
 def _withheld(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Shares of questions about members: with the member in the bare context, and with the member withheld."""
+    """Rates among questions about members: member in the unguarded context, and member withheld."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for trial in trials:
         if trial["member"]:
@@ -153,7 +152,7 @@ def _withheld(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _benign(corpus: str, work: Path) -> Any:
-    """Share of ordinary questions whose context the guard changed."""
+    """Share of benign questions whose context the guard changed."""
     for row in files.read(work / f"contexts_{corpus}.jsonl.gz"):
         if row["author"] == "benign" and row["questions"]:
             changed = sum(set(a) != set(b) for a, b in zip(row["off"], row["on"], strict=True))
@@ -162,7 +161,7 @@ def _benign(corpus: str, work: Path) -> Any:
 
 
 def _simulate(corpus: str, work: Path, trials: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The simulated reader's answers by id of the prompt; kept in a file."""
+    """Answers of the simulated reader by prompt id, cached in a file."""
     held = work / f"answers_reader_{SIMULATED}.jsonl.gz"
     answers = files.read_answers(held)[0] if held.exists() else {}
     wanted = {i for trial in trials for side in SIDES for i in trial[side]} - answers.keys()
@@ -179,7 +178,7 @@ async def _read(prompt: Prompt) -> str:
 
 
 def _recorded(scored: Sequence[Mapping[str, Any]], sample: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the recorded set. Answers that quote the corpus at length are left out."""
+    """Rows of the recorded set, without answers that contain a long quotation from the corpus."""
     rows = []
     for trial in scored:
         text = sample[trial["candidate"]]["text"]
@@ -191,7 +190,7 @@ def _recorded(scored: Sequence[Mapping[str, Any]], sample: Mapping[str, Any]) ->
 
 
 def _row(trial: Mapping[str, Any], sample: Mapping[str, Any]) -> dict[str, Any]:
-    """A trial without answers. Questions that quote the corpus at length are empty: the judgments remain."""
+    """A trial without answers. Questions with a long quotation from the corpus are replaced by an empty text."""
     attack = SCORED_BY.get(trial["attack"], trial["attack"])
     return {
         "attack": attack,
@@ -205,7 +204,7 @@ def _row(trial: Mapping[str, Any], sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def quotes(text: str, source: str, words: int = VERBATIM) -> bool:
-    """Whether a text contains so many words in a row of a source.
+    """Whether a text contains a run of ``words`` words of a source.
 
     >>> quotes("He said: one two three.", "zero one two three four", 3)
     True

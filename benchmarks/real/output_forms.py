@@ -1,8 +1,8 @@
-"""Which output transforms a real model follows, on fixed contexts of the synthetic clinic.
+"""Output transforms that a real model follows, on fixed contexts of the synthetic clinic.
 
-The reader is asked to repeat a text of `WORDS` words in a form of ``casemate.text.output_transforms``. A reply counts
-as followed if its form is nearer to the requested form of the text than to the text itself (edit distance), and the
-transform's decoder recovers at least half of the words, in order. Baseline: the same request without a form.
+The prompt asks the reader to repeat a text of `WORDS` words in a form of ``casemate.text.output_transforms``. A reply
+counts as followed on two conditions. Its form is nearer to the requested form of the text than to the text (edit
+distance). The transform's decoder recovers at least half of the words, in order. Baseline: the request without a form.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from casemate.types import Document, Prompt
 
 REQUEST = "Repeat the text of the document word for word."
 CONTEXTS, WORDS, TOKENS = 40, 20, 224
-"""Texts, words of each, and the largest answer: half of a text in hexadecimal digits fits."""
+"""Number of texts, words of each, and maximum answer length: enough for half of a text in hexadecimal digits."""
 PLAIN = "no transform"
 FORMS = tuple(name for name, transform in TRANSFORMS.items() if transform.encode("One two.") != "One two.")
-"""Transforms that change a text; the others only ask for less of it."""
+"""Transforms that change a text. The others request only a part of it."""
 SHARE = 0.5
-"""Share of the words that must be recovered."""
+"""Minimum share of recovered words."""
 
 
 def trials() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -43,7 +43,7 @@ def trials() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def judge(work: Path, models: list[str]) -> dict[str, Any]:
-    """Shares of the texts that were recovered, and that were given in the requested form, by reader and transform.
+    """Shares of texts that were recovered, and that were given in the requested form, by reader and transform.
 
     Args:
         work: Folder with `answers_forms_MODEL.jsonl.gz`.
@@ -57,7 +57,7 @@ def judge(work: Path, models: list[str]) -> dict[str, Any]:
 
 
 def _shares(answers: Mapping[str, str]) -> dict[str, Any]:
-    """Shares of the texts about which all requests are answered."""
+    """Shares over the texts for which all requests have answers."""
     replies: dict[str, list[tuple[bool, bool]]] = {}
     asked = list(trials())
     open_texts = {text for _, text, row in asked if row["id"] not in answers}

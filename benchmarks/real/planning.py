@@ -1,4 +1,4 @@
-"""Plans questions and reader prompts. Nothing here runs a language model."""
+"""Plans questions and reader prompts, without a language model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ READER = (
     "Answer the question from the documents below. Be brief. "
     "If the documents do not hold the answer, say: I don't know."
 )
-"""System prompt of the reader: short, because small models follow one instruction better than four."""
+"""System prompt of the reader: short, because small models follow short instructions better."""
 LENGTHS = {"mba": 120, "s2mia": 160, "direct": 8, "dcmi": 8, "interrogation": 12, "ladder": 120}
 LENGTH = 64
-"""Largest answers in tokens."""
+"""Maximum answer lengths in tokens."""
 CHUNK = 100
 FEWER = {"interrogation": 10, "split_facts": 8, "averaging": 8, "decoys": 6, "duplicates": 6, "ladder": 99}
-"""Largest number of questions about a candidate; the attacks would ask up to 15."""
+"""Maximum number of questions about a candidate; by default the attacks ask up to 15."""
 ORDER = (
     ("script", "mba"),
     ("script", "s2mia"),
@@ -40,14 +40,14 @@ ORDER = (
     ("model", "split_facts"),
     ("script", "interrogation"),
 )
-"""What is retrieved first; the rest follows."""
+"""Attacks in the order of retrieval; others follow."""
 ADAPTIVE = frozenset({"split_facts", "averaging", "decoys", "duplicates", "ladder"})
-"""Attacks of our own, made against the guard: on the first half of the sample when questions are scripted."""
+"""Our adaptive attacks against the guard. With scripted questions, they run on the first half of the sample."""
 BENIGN = 100
 
 
 def plan(corpus: str, work: Path, each: int) -> RecordedWriter:
-    """Writes the sample and its questions; the writer that is returned knows which prompts have no answer yet.
+    """Writes the sample and its questions. The returned writer lists the prompts without an answer.
 
     Args:
         corpus: Name of the corpus.
@@ -66,7 +66,7 @@ def plan(corpus: str, work: Path, each: int) -> RecordedWriter:
 
 
 def sample_rows(sample: Sample, members: set[str]) -> list[dict[str, Any]]:
-    """The candidates, members and non-members evenly mixed."""
+    """Rows of the candidates, members and non-members evenly mixed."""
     return [
         {
             "id": d.source,
@@ -98,7 +98,7 @@ async def questions(sample: Sample, made: Iterable[tuple[str, str, MembershipAtt
 
 
 def retrieve(corpus: str, work: Path, each: int) -> None:
-    """Retrieves for every question with the guard off and on; what was retrieved before is kept."""
+    """Retrieves for every question with the guard off and on; existing results are kept."""
     questions = selected(corpus, work)
     held = work / f"contexts_{corpus}.jsonl.gz"
     known = {trial_key(row): row for row in files.read(held)} if held.exists() else {}
@@ -117,10 +117,10 @@ def retrieve(corpus: str, work: Path, each: int) -> None:
 
 
 def selected(corpus: str, work: Path) -> list[dict[str, Any]]:
-    """The trials that are run, published attacks first, with at most as many questions as `FEWER` allows."""
+    """The trials to run, published attacks first, with the question limits of `FEWER`."""
     rows = files.read(work / f"questions_{corpus}.jsonl.gz")
     candidates = list(dict.fromkeys(row["candidate"] for row in rows))
-    first = set(candidates[: len(candidates) // 2])  # evenly mixed members and non-members
+    first = set(candidates[: len(candidates) // 2])  # members and non-members are evenly mixed
     kept = []
     for row in rows:
         adaptive = row["author"] == "script" and row["attack"] in ADAPTIVE
@@ -139,7 +139,7 @@ def trial_key(row: Mapping[str, Any]) -> tuple[str, str, str, tuple[str, ...]]:
 
 
 async def _benign(app: App, questions: Sequence[str]) -> dict[str, Any]:
-    """What the guard withholds from ordinary users, one client for each question."""
+    """Withheld documents for benign questions, with one client per question."""
     row: dict[str, Any] = {"author": "benign", "attack": "", "candidate": "", "questions": list(questions)}
     return row | await _contexts(app, row, lambda number: f"benign-{number}")
 
@@ -155,7 +155,7 @@ async def _retrieve(app: App, trials: Sequence[Mapping[str, Any]]) -> list[dict[
 
 
 async def _contexts(app: App, row: Mapping[str, Any], client: Any) -> dict[str, Any]:
-    """Ids of the documents in each context, off and on, and the documents themselves."""
+    """Document ids of each context, off and on, and the documents."""
     off, on, texts = [], [], {}
     for number, question in enumerate(row["questions"]):
         query = Query(question, client(number), k=app.config.rag.k)
@@ -169,7 +169,7 @@ async def _contexts(app: App, row: Mapping[str, Any], client: Any) -> dict[str, 
 
 
 def reader_prompts(corpus: str, work: Path) -> tuple[dict[str, Prompt], list[dict[str, Any]]]:
-    """What the reader receives by id of the prompt, and the trials with the ids of their prompts, off and on."""
+    """Reader prompts by id, and the trials with their prompt ids, off and on."""
     inputs: dict[str, Prompt] = {}
     trials = []
     for row in files.read(work / f"contexts_{corpus}.jsonl.gz"):
@@ -202,12 +202,12 @@ def _inputs(
 
 
 def length(attack: str) -> int:
-    """Largest answer to a question of an attack, in tokens."""
+    """Maximum answer length for an attack, in tokens."""
     return LENGTHS.get(attack, LENGTH)
 
 
 def prompts_file(corpus: str, work: Path) -> dict[str, dict[str, Any]]:
-    """Rows of the reader's prompts file by id, of the trials that are selected now."""
+    """Rows of the reader's prompts file by id, for the selected trials."""
     inputs, trials = reader_prompts(corpus, work)
     wanted = {trial_key(row): place for place, row in enumerate(selected(corpus, work))}
     trials = sorted((t for t in trials if trial_key(t) in wanted), key=lambda t: wanted[trial_key(t)])

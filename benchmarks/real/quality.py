@@ -1,8 +1,8 @@
 """Agreement of three judges of answer quality: contains-answer, token-F1, and a language model with a rubric.
 
-A small real model answers questions of SQuAD, three in four from their own paragraph and one from another, so that
-wrong answers occur. The language model that judges is another, larger one. It sees question, accepted answers and the
-given answer, not the paragraph.
+A small real model answers questions of SQuAD. Three in four are asked with their own paragraph and one with another, so
+that wrong answers occur. The judging language model is another, larger one. It sees the question, the accepted answers
+and the given answer, but not the paragraph.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUESTIONS = 240
 OTHERS = 4
 """Every fourth question is asked with the paragraph of the question before."""
 F1 = 0.5
-"""Least token-F1 of a right answer."""
+"""Minimum token-F1 of a correct answer."""
 RUBRIC = (
     "You check answers to questions. An answer is right if it states one of the accepted answers or means the same, "
     "also within a longer sentence. It is wrong if it states something else, or says that it does not know."
@@ -50,7 +50,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """The questions, drawn by the seed."""
+    """The questions, in seeded order."""
     texts = {row["_id"]: (row["title"], row["text"]) for row in read_rows("squad/corpus.jsonl.gz")}
     asked = [row for row in read_rows("squad/queries.jsonl.gz") if row["answers"]]
     lines = (DATA / "squad/qrels.tsv").read_text(encoding="utf-8").splitlines()[1:]
@@ -78,7 +78,7 @@ def judge_rows(answers: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def judge(work: Path, reader: str, judging: str) -> dict[str, Any]:
-    """Shares of right answers by judge, and Cohen's kappa of each pair with its 95 % interval.
+    """Rates of correct answers by judge, and Cohen's kappa of each pair with its 95 % interval.
 
     Args:
         work: Folder of the answers.

@@ -1,7 +1,7 @@
-"""The attacks' questions: written by script, or by a language model from recorded answers.
+"""Questions of the attacks: scripted, or written by a language model in recorded answers.
 
-A writer is a generator that returns recorded answers. A prompt without a recorded answer is noted, and goes into the
-next prompts file.
+A writer is a generator that returns recorded answers. It collects prompts without a recorded answer for the next
+prompts file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from casemate.redteam.lab.experiment import digest as trial_digest
 from casemate.types import Document, Probe, Prompt
 
 PROMPTS = "2026-11-23.1"
-"""Version of all wordings of this folder."""
+"""Version of all prompts in this folder."""
 
 NATURAL = (
     "Somebody is interested in the subject of the document but has not read it. Write {count} questions, one on a "
@@ -57,7 +57,7 @@ def written_questions(text: str, count: int) -> list[str]:
 
 @dataclass(eq=False)
 class NaturalAsker(MEntA):
-    """Asks what any interested user would ask, as written by a model, and scores replies as MEntA does.
+    """Asks questions of an interested user, written by a model, and scores replies as MEntA does.
 
     Attributes:
         from_title: Whether the writer sees the title only.
@@ -68,7 +68,7 @@ class NaturalAsker(MEntA):
     wording: str = NATURAL
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
-        """The writer's questions. Empty if it wrote none."""
+        """Returns the writer's questions; empty if it wrote none."""
         assert self.writer is not None
         seen = Document(candidate.id, candidate.title) if self.from_title else candidate
         prompt = Prompt(self.wording.format(count=self.questions), (seen,), "")
@@ -84,7 +84,7 @@ class WrittenFacts(SplitFacts):
     wording: str = SHORT
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
-        """The writer's questions. Empty if it wrote none."""
+        """Returns the writer's questions; empty if it wrote none."""
         assert self.writer is not None
         prompt = Prompt(self.wording.format(count=self.questions), (candidate,), "")
         text = "".join([piece async for piece in self.writer.stream(prompt)])
@@ -93,7 +93,7 @@ class WrittenFacts(SplitFacts):
 
 @dataclass(eq=False)
 class RecordedWriter(Generator):
-    """Returns recorded answers; notes the prompts that have none.
+    """Returns recorded answers, and collects the prompts without one.
 
     Attributes:
         answers: Recorded answers by id of the prompt.
@@ -104,7 +104,10 @@ class RecordedWriter(Generator):
     missing: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
-        """The recorded answer. Without one: "Yes." to a yes/no question, so that all questions stay; else nothing."""
+        """The recorded answer.
+
+        Without one: "Yes." to a yes/no question, so that no question is dropped; otherwise nothing.
+        """
         row = prompt_row(prompt, _length(prompt))
         found = self.answers.get(row["id"])
         if found is None:
@@ -127,7 +130,7 @@ def prompt_row(prompt: Prompt, max_tokens: int) -> dict[str, Any]:
 
 
 def _length(prompt: Prompt) -> int:
-    """Largest answer of the writer in tokens."""
+    """Maximum answer length of the writer in tokens."""
     if prompt.instructions == interrogation.SHADOW_INSTRUCTIONS:
         return 8
     if prompt.question == SUMMARY_REQUEST:
@@ -136,7 +139,7 @@ def _length(prompt: Prompt) -> int:
 
 
 def scripted() -> dict[str, MembershipAttack]:
-    """The attacks with questions by script. Fewer questions than by default where each asks 20 to 30."""
+    """Attacks with scripted questions. Attacks with 20 to 30 questions by default ask fewer."""
     return {
         "mba": MBA(),
         "s2mia": S2MIA(),
@@ -165,7 +168,7 @@ def generated(writer: Generator) -> dict[str, MembershipAttack]:
 
 
 def attacks(writer: Generator) -> Iterator[tuple[str, str, MembershipAttack]]:
-    """Author of the questions (`script` or `model`), name, attack."""
+    """Yields the author of the questions (`script` or `model`), name, and attack."""
     yield from (("script", name, attack) for name, attack in scripted().items())
     yield from (("model", name, attack) for name, attack in generated(writer).items())
 
@@ -173,12 +176,12 @@ def attacks(writer: Generator) -> Iterator[tuple[str, str, MembershipAttack]]:
 async def prepared(
     name: str, author: str, attack: MembershipAttack, candidates: Sequence[Document]
 ) -> list[tuple[Document, Probe]]:
-    """The questions about each candidate, drawn as a campaign draws them."""
+    """The questions about each candidate, with the random generators of a campaign."""
     attack.study(sorted(d.content for d in candidates))
     found = []
     for candidate in candidates:
         if name.startswith("natural_title") and len(candidate.title.split()) < 4:
-            continue  # a title that names no subject of its own
+            continue  # a title that names no specific subject
         rng = np.random.default_rng(int(trial_digest(SEED, f"{author}:{name}", candidate.source), 16))
         found.append((candidate, await attack.prepare(candidate, rng)))
     return found

@@ -1,4 +1,4 @@
-"""A real language model whose answers are kept in a file."""
+"""A real language model with recorded answers in a file."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ BATCH = 16
 
 @dataclass(eq=False)
 class RecordedModel(Generator):
-    """A model whose answers are kept in a file. A prompt that is there, or in progress, is not generated again.
+    """A model with recorded answers in a file. It does not generate a prompt that is recorded or in progress.
 
     Attributes:
-        model: GGUF file, on an accelerator if there is one; None: only answers of the file are given.
+        model: GGUF file, on an accelerator if there is one; None: only recorded answers.
         file: File of the answers.
-        tokens: Largest length of an answer.
+        tokens: Maximum answer length.
         about: Further facts for the first line of a new file.
-        batch: Answers that are generated at once.
-        used: Keys of the answers that were asked for.
+        batch: Number of answers per generation batch.
+        used: Keys of the requested answers.
 
     Raises:
-        BackendError: If an answer is not in the file, and there is no model.
+        BackendError: If an answer is not recorded, and there is no model.
     """
 
     model: Path | None
@@ -54,7 +54,7 @@ class RecordedModel(Generator):
         answer.write_lines(self.file, [about | {"decoding": "greedy", "max_tokens": self.tokens} | dict(self.about)])
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
-        """The whole answer."""
+        """Yields the whole answer."""
         key = digest(prompt.question, [asdict(d) for d in prompt.context], prompt.instructions)
         if key not in self._answers:
             if key not in self._running:
@@ -65,7 +65,7 @@ class RecordedModel(Generator):
 
     @property
     def loaded(self) -> CausalLM:
-        """The model, which is loaded when it is first used."""
+        """The model, loaded at first use."""
         if self.model is None:
             problem = f"{self.file.name} has no answer to this prompt"
             raise BackendError(problem, backend="recorded", retryable=False)
@@ -74,7 +74,7 @@ class RecordedModel(Generator):
         return self._loaded
 
     async def _generate(self, key: str, prompt: Prompt) -> None:
-        """Adds an answer to the file."""
+        """Generates an answer and appends it to the file."""
         socket = self.model and shared(self.model)
         try:
             generator = SharedModel(socket, self.tokens) if socket else self.loaded

@@ -26,11 +26,11 @@ from casemate.types import Document
 
 CORPORA = ("nfcorpus", "squad", "clinic")
 EACH = 100
-"""Members and non-members."""
+"""Number of members, and of non-members."""
 K = 3
 CLINIC_NOTES = 600
 FIRST = {"nfcorpus": 2015}
-"""Documents of a corpus that are indexed besides the sample, in the order of its file. Others: all."""
+"""Number of further indexed documents of a corpus, in file order; default: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,12 @@ def _draw(corpus: str, folder: Path, documents: Sequence[Document], each: int) -
 
 @contextmanager
 def open_guarded(sample: Sample, instructions: str, folder: Path) -> Iterator[App]:
-    """The corpus without the non-members, indexed, with the default guard calibrated as the product does.
+    """The corpus without the non-members, indexed, with the default guard in the product's calibration.
 
     Args:
         sample: The sample.
         instructions: System prompt of the reader.
-        folder: Where index and calibration are; a later call takes them as they are.
+        folder: Folder of index and calibration; existing ones are reused.
     """
     folder.mkdir(parents=True, exist_ok=True)
     raw: dict[str, Any] = {
@@ -121,7 +121,7 @@ def open_guarded(sample: Sample, instructions: str, folder: Path) -> Iterator[Ap
 
 
 def benign_log(corpus: str) -> list[str]:
-    """Questions of ordinary users on which the guard is calibrated; empty: the product makes synthetic ones."""
+    """Benign questions for the calibration; empty: the product generates synthetic ones."""
     if corpus == "nfcorpus":
         return nfcorpus_questions("qrels.dev.tsv")
     if corpus == "clinic":
@@ -130,7 +130,7 @@ def benign_log(corpus: str) -> list[str]:
 
 
 def benign_test(corpus: str) -> list[str]:
-    """Other questions of ordinary users: what the guard costs them."""
+    """Further benign questions, to measure false positives."""
     if corpus == "nfcorpus":
         return nfcorpus_questions("qrels.tsv")
     return [] if corpus == "clinic" else _queries(corpus)[1::2][:300]
@@ -142,5 +142,5 @@ def _queries(corpus: str) -> list[str]:
 
 
 def digest(*facts: Any) -> str:
-    """Fingerprint of JSON values, 24 hexadecimal digits."""
+    """Digest of JSON values, 24 hexadecimal digits."""
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=12).hexdigest()

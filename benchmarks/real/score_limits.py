@@ -1,17 +1,17 @@
-"""How many written questions the guard's score can separate from harmless ones, by what its weights were fitted on.
+"""Separation of written attack questions from benign ones by the guard's score, for three fits of its weights.
 
     python -m benchmarks.real.score_limits WORK
 
-NFCorpus, `WORK` as the step ``retrieve`` leaves it. The thresholds come from half of the dev questions in each case,
-the false alarms from the test questions. The weights:
+Corpus: NFCorpus; `WORK` is the folder that the step ``retrieve`` leaves. Thresholds are fitted on half of the dev
+questions, false alarms measured on the test questions. The weights:
 
-- ``calibration``: those of the product, fitted on the other half and on probes by script;
-- ``people``: on questions that people wrote about single paragraphs of SQuAD, against broad questions about the same
-  paragraphs: another corpus, other documents, other authors;
-- ``bound``: on written questions about other members of the same sample. It tells what the six features can do at best,
-  and is no result: a product has no such questions.
+- ``calibration``: those of the product, fitted on the other half and on scripted probes.
+- ``people``: fitted on questions that users wrote about single paragraphs of SQuAD, and on broad questions about the
+  same paragraphs. Corpus, documents and authors differ.
+- ``bound``: fitted on written questions about other members of the same sample. This is the best result of the six
+  features, not a result of the product, which has no such questions.
 
-Scores are plain: without sentences one by one, and without jitter. So they are a little below those of the guard.
+Scores are computed without single sentences and without jitter. So they are slightly below those of the guard.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from casemate.types import Document
 
 RATES = (0.01, 0.02)
 PARAGRAPHS, QUESTIONS, MEMBERS = 200, 200, 60
-"""Paragraphs of SQuAD and questions of each kind about them; members of NFCorpus that are asked about."""
+"""Number of SQuAD paragraphs, of questions of each kind about them, and of NFCorpus members."""
 ATTACKS = ("natural", "natural_title")
-"""The attacks whose questions the guard withholds least."""
+"""The attacks whose questions the guard withholds least often."""
 
 
 def main() -> None:
-    """Fits, and writes the shares."""
+    """Fits, and writes the rates."""
     system = Path(sys.argv[1]) / "system_nfcorpus"
     embedder = CachedEmbedder(MiniLM(threads=1), megabytes=400)
     calibration = read_calibrations(system / "calibration.json")["default"]
@@ -69,7 +69,7 @@ def _fitter(rag: Rag) -> _Fitter:
 
 
 async def _people(embedder: CachedEmbedder) -> Calibration:
-    """Weights from questions of people about paragraphs of SQuAD."""
+    """Weights from users' questions about paragraphs of SQuAD."""
     rows = {name: read_rows(f"squad/{name}.jsonl.gz") for name in ("corpus", "queries")}
     documents = [Document(r["_id"], r["text"], r["title"]) for r in rows["corpus"][:PARAGRAPHS]]
     lines = (DATA / "squad/qrels.tsv").read_text(encoding="utf-8").splitlines()[1:]
@@ -89,7 +89,7 @@ async def _people(embedder: CachedEmbedder) -> Calibration:
 
 
 async def measured(rag: Rag, product: Calibration, people: Calibration) -> dict[str, Any]:
-    """Shares by weights."""
+    """Rates by weights."""
     fitter = _fitter(rag)
     dev = await fitter.retrieve([("", "", text) for text in benign_log("nfcorpus")])
     test = await fitter.retrieve([("", "", text) for text in benign_test("nfcorpus")])
@@ -117,7 +117,7 @@ async def measured(rag: Rag, product: Calibration, people: Calibration) -> dict[
 
 
 def _shares(fitter: _Fitter, parts: Any, judged: Any, test: Any, rate: float) -> dict[str, Any]:
-    """Share of each attack's questions above the threshold, of those with the record in the context."""
+    """Share of each attack's questions above the threshold, among those with the record in the context."""
     caught: dict[str, list[bool]] = {}
     for calibration, probes in parts:
         threshold = stats.conformal_threshold(sorted(_largest(fitter, calibration, q) for q in judged), rate)

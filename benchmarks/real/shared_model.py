@@ -1,9 +1,9 @@
-"""One language model for several processes on this machine, so that their answers form one batch.
+"""Serves one language model to several processes on this machine, so that their answers form one batch.
 
     python -m benchmarks.real.shared_model FILE.gguf SOCKET [rows]
 
-Other parts ask it if the environment variable `SHARED_MODELS` names the folder of the socket, and the socket is called
-like the model. A connection carries one prompt or chat as a JSON line, and its answer. On an accelerator, the cache of
+Clients use it if the environment variable `SHARED_MODELS` names the folder of the socket, and the socket has the name
+of the model. A connection transfers one prompt or chat as a JSON line, and its answer. On an accelerator, the cache of
 the batch has a fixed size (`accelerated`).
 """
 
@@ -33,7 +33,7 @@ LONGEST_LINE = 1 << 24
 
 
 def shared(model: Path) -> Path | None:
-    """The socket of a model that another process shares; None: there is none."""
+    """The socket of a model that another process serves; None: there is none."""
     folder = os.environ.get("SHARED_MODELS")
     socket = Path(folder or ".") / f"{model.stem}.sock"
     return socket if folder and socket.exists() else None
@@ -52,7 +52,7 @@ class SharedModel(Generator):
     tokens: int
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
-        """The whole answer."""
+        """Yields the whole answer."""
         asked = {"tokens": self.tokens, "question": prompt.question, "instructions": prompt.instructions}
         yield (await ask(self.socket, asked | {"context": [asdict(d) for d in prompt.context]}))["answer"]
 
@@ -61,8 +61,8 @@ async def ask(socket: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The row of one answer.
 
     Args:
-        socket: Of the model.
-        asked: `tokens`, the largest length of the answer, and a chat (`messages`) or the parts of a `Prompt`.
+        socket: Socket of the model.
+        asked: `tokens`, the maximum answer length, and a chat (`messages`) or the parts of a `Prompt`.
 
     Raises:
         BackendError: If the model fails, or its process has ended.
@@ -79,7 +79,7 @@ async def ask(socket: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def serve(model: CausalLM, socket: Path) -> None:
-    """Answers until the process ends."""
+    """Serves requests until the process ends."""
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = json.loads(await reader.readline())
@@ -98,14 +98,14 @@ async def serve(model: CausalLM, socket: Path) -> None:
 
 
 async def _prompt(model: CausalLM, asked: Mapping[str, Any]) -> dict[str, Any]:
-    own = copy.copy(model)  # the same weights and the same batch
+    own = copy.copy(model)  # shares weights and batch
     own.max_tokens = asked["tokens"]
     context = tuple(Document(**document) for document in asked["context"])
     return {"answer": await join_stream(own.stream(Prompt(asked["question"], context, asked["instructions"])))}
 
 
 async def _chat(model: CausalLM, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as `answer` writes it."""
+    """A row in the format of `answer`."""
     chat, limit = model._chat, asked["tokens"]
     text = chat.apply_chat_template(asked["messages"], tokenize=False, add_generation_prompt=True)
     tokens = await model._batch.submit((chat(text, add_special_tokens=False).input_ids, limit))

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/results-by-reader.md, from the figures."""
+"""Writes the tables of docs/reference/results-by-reader.md from the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODELS = {f"qwen2.5-coder-{size}-instruct-q4_k_m.gguf": f"the {size.upper()}" fo
 
 
 def membership(corpus: str) -> Iterator[str]:
-    """Lines of Markdown: AUC by reader, and what was withheld; the worst with the guard on first."""
+    """Lines of Markdown: AUC by reader, and share withheld; highest AUC with the guard on first."""
     found = _results(f"real_{corpus}")[corpus]
     readers = [found["readers"].get(name, {"attacks": {}})["attacks"] for name in READERS]
     yield f"| attack | questions by |{''.join(f' {title}, off | on |' for title in READERS.values())} withheld |"
@@ -29,7 +29,7 @@ def membership(corpus: str) -> Iterator[str]:
 
 
 def withheld(corpus: str) -> Iterator[str]:
-    """Lines of Markdown: what the guard withholds from questions about members; the least first."""
+    """Lines of Markdown: share withheld of questions about members; lowest first."""
     rows = _results(f"real_{corpus}")[corpus]["withheld"]
     yield "| attack | questions by | questions about members | record in the context, guard off | withheld of these |"
     yield "|---|---|---|---|---|"
@@ -39,7 +39,7 @@ def withheld(corpus: str) -> Iterator[str]:
 
 
 def extraction() -> Iterator[str]:
-    """Lines of Markdown: share of the texts that crawlers recover, by reader; the most from one client first.
+    """Lines of Markdown: share of texts recovered by crawlers, by reader; highest with one client first.
 
     The number of questions is that without a defense.
     """
@@ -69,7 +69,7 @@ def _point(rate: float) -> str:
 
 
 def forms() -> Iterator[str]:
-    """Lines of Markdown: shares of texts given in the requested form, and recovered by the decoder, by reader."""
+    """Lines of Markdown: shares of texts in the requested form, and recovered by the decoder, by reader."""
     readers = _results("real_output_forms")["readers"]
     yield f"| transform | {' | '.join(f'{name}, in that form | recovered' for name in readers)} |"
     yield f"|---|{'---|---|' * len(readers)}"

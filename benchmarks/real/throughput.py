@@ -1,8 +1,8 @@
-"""Batched against single generation: CPU seconds, and whether the answers are equal.
+"""Batched compared with single generation: CPU seconds, and equality of the answers.
 
     python -m benchmarks.real.throughput MODEL [batch] [prompts]
 
-CPU time of all threads instead of wall-clock time, because the machine may be shared. The number of threads is not set.
+It measures CPU time of all threads, because the machine may be shared. The number of threads is not set.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Questions by script, and the written questions of the recorded set, for a reader that has not answered them yet.
+"""Scripted questions, and the written questions of the recorded set, for a further reader.
 
-The writer's answers are not in the repository, its questions are. A trial is taken if none of its questions was left
-out of the recorded set.
+The repository contains the writer's questions, but not its answers. A trial is used if the recorded set contains all of
+its questions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def trials(recorded: Iterable[Mapping[str, Any]], attacks: Collection[str] = ATT
 
     Args:
         recorded: Rows of a recorded set. There `natural` and `natural_title` are authors of MEntA's trials.
-        attacks: The attacks that are taken.
+        attacks: The attacks to use.
     """
     found = []
     for row in recorded:
