@@ -1,4 +1,4 @@
-"""Which sentence answers a question: features of each sentence, and linear models fitted on them. No language model.
+"""Selects the sentence that answers a question, by linear models on features of each sentence. No language model.
 
 ``benchmarks/extractive.py`` fits the weights on the development articles of SQuAD and measures them on others.
 """
@@ -55,7 +55,7 @@ SUPPORT_FEATURES = (
     "best_passage",  # largest covered_by_passage of the context
     "best_cosine",  # largest cosine of the context
 )
-"""Of the best sentence, but for the last two."""
+"""Features of the best sentence; the last two describe the context."""
 
 
 class Passage(NamedTuple):
@@ -66,7 +66,10 @@ class Passage(NamedTuple):
 
 
 class _AnswerType(NamedTuple):
-    """An expected type of answer: what asks for it, what a sentence must contain, and the feature that it lacks."""
+    """An expected type of answer.
+
+    It has a pattern of questions, a pattern that a sentence must contain, and the feature of a sentence without it.
+    """
 
     asked: re.Pattern[str]
     contained: re.Pattern[str]
@@ -74,7 +77,7 @@ class _AnswerType(NamedTuple):
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """A pattern of words, by their first letter: faster than one alternative for each word."""
+    """A pattern of words, grouped by first letter: faster than one alternative per word."""
     groups = groupby(sorted(names), lambda word: word[0])
     return "|".join(f"{first}(?:{'|'.join(word[1:] for word in group)})" for first, group in groups)
 
@@ -121,15 +124,15 @@ _REQUEST_WORDS = frozenset(
         question quick regards show someone tell text thank thanks want wonder wondering""".split(),
     )
 )
-"""Words of a request rather than of its subject: no evidence against a context that lacks them."""
+"""Words that request an answer and do not describe its subject. A context that lacks them can still answer."""
 _REMARK_WEIGHT = 0.5
 _AFTER_QUESTION = re.compile(r"(?<=\?)\s+")
-"""A remark in lower case begins after a question mark, too."""
+"""A remark after a question mark may begin in lower case."""
 _QUOTED_WORDS, _QUOTED_SHARE = 5, 0.8
 
 
 class Question:
-    """A question with everything that is compared with sentences.
+    """A question with the features that are compared with sentences.
 
     >>> Question("What dose was suggested?").says("Please suggest.")
     True
@@ -151,7 +154,7 @@ class Question:
         self._runs = ngrams(text)
 
     def says(self, sentence: str) -> bool:
-        """Whether a sentence has no content word, and no negation, that the question lacks."""
+        """Whether the question contains all content words and negations of a sentence."""
         if not content_words(sentence) <= self.terms:
             return False
         return _NEGATIONS.isdisjoint(set(words(sentence)) - set(self._words))
@@ -168,13 +171,13 @@ class Question:
         return self.says(sentence) or len(runs & self._runs) >= _QUOTED_SHARE * len(runs)
 
     def lacks(self, sentence: str) -> str:
-        """The feature of the expected answer type, if a sentence contains nothing of it that the question lacks."""
+        """The feature of the expected answer type if a sentence adds nothing of that type to the question; else ""."""
         if self.type is None or self._new(self.type.contained, sentence):
             return ""
         return self.type.feature
 
     def new_name(self, sentence: str) -> bool:
-        """Whether the type of the answer is open and a sentence contains a name that the question lacks."""
+        """Whether the answer type is open and a sentence contains a name that the question lacks."""
         return self.type is None and self._new(_NAME, sentence)
 
     def _new(self, pattern: re.Pattern[str], sentence: str) -> bool:
@@ -182,7 +185,7 @@ class Question:
 
 
 def _asking_part(text: str) -> str:
-    """The sentences of a text that ask, without remarks beside them; the whole text if they need the remarks.
+    """The interrogative sentences of a text, without other remarks; the whole text if they depend on the remarks.
 
     >>> _asking_part("How many beds does the clinic have? xanadoo is great")
     'How many beds does the clinic have?'
@@ -237,9 +240,9 @@ def with_cosines(features: Float64, passages: Sequence[Passage], cosines: Float6
 
 
 def _word_weights(question: Question, stems: Sequence[frozenset[str]]) -> dict[str, float]:
-    """Weights of the question's words that sum to 1: rare words weigh more, words that occur nowhere most.
+    """Weights of the question's words, with sum 1: rare words weigh more, and absent words most.
 
-    A word of a remark beside the question weighs half, and nothing if it occurs nowhere.
+    A word of a remark beside the question has half the weight, and 0 if the context lacks it.
     """
     frequency = Counter(word for s in stems for word in s & question.terms)
     raw = {
@@ -288,7 +291,7 @@ def _passage_rows(
 
 @dataclass(frozen=True)
 class AnswerModel:
-    """Scores sentences, and how likely the best one answers the question.
+    """Scores sentences, and estimates the probability that the best one answers the question.
 
     Attributes:
         ranking: Weight of each feature.
@@ -301,12 +304,17 @@ class AnswerModel:
     intercept: float
 
     def scores(self, features: Float64) -> Float64:
-        """Scores of sentences, (n,); only their differences within a context mean something."""
+        """Scores of sentences, (n,). Only differences within a context are meaningful."""
         result: Float64 = features @ np.array(self.ranking)
         return result
 
     def probability(self, features: Float64, best: int) -> float:
-        """Support of the context for an answer, in (0, 1), given all features and the number of the best sentence."""
+        """Support: probability in (0, 1) that the context answers the question.
+
+        Args:
+            features: Features of all sentences.
+            best: Number of the best sentence.
+        """
         logit = float(support_features(features, best) @ np.array(self.support)) + self.intercept
         return 1 / (1 + math.exp(-max(-60.0, min(60.0, logit))))
 
@@ -394,4 +402,4 @@ BY_VECTORS = AnswerModel(
     intercept=-7.345,
 )
 VECTORS_OF = "minilm:"
-"""Beginning of the fingerprint of the embedder that ``BY_VECTORS`` was fitted for."""
+"""Prefix of the embedder fingerprint that ``BY_VECTORS`` was fitted for."""

@@ -119,7 +119,7 @@ class CopyState(NamedTuple):
         length: Number of symbols.
         matches: One match per chunk.
         question_match: Node and match length in the question's automaton.
-        question_mask: Bit i is set if the i-th last symbol lies in a run that occurs in the question.
+        question_mask: Bit i is set if the i-th last symbol belongs to a run that occurs in the question.
         copied: Chunks that are or were being copied.
     """
 
@@ -133,9 +133,9 @@ class CopyState(NamedTuple):
 class CopyDetector:
     """Detects which chunks of a context an answer copies.
 
-    A chunk is being copied while a run has at least ``run`` tokens, and from the moment when it exceeds its budget
-    until the end of the answer. It exceeds the budget in two cases: ``budget`` of its tokens are quoted, or its longest
-    common subsequence with the answer reaches both ``budget`` and ``share`` of the chunk.
+    A chunk is being copied while a run has at least ``run`` tokens. A chunk over its budget is being copied until the
+    end of the answer. It is over its budget in two cases: ``budget`` of its tokens are quoted, or its longest common
+    subsequence with the answer reaches both ``budget`` and ``share`` of the chunk.
 
     Args:
         chunks: The chunks, as symbols.

@@ -1,17 +1,18 @@
-r"""Counts the words of given texts that an answer discloses, in whatever form, while the answer streams.
+r"""Counts the words of given texts that an answer discloses, in any form, while the answer streams.
 
-The content words of an answer are compared with those of each text. A *chain* is a common subsequence of both in which
-neighbors are at most ``MAX_SKIP`` content words apart in the text, forwards or backwards. Words of the answer that the
-text does not contain never break a chain, so numbers and fillers between the words hide nothing. A chain of
-``MIN_CHAIN`` words discloses its words, and the function words before each. An answer may also repeat a text in another
-order. Therefore an answer with ``UNORDERED_SHARE`` of the words that only one text contains discloses all words of this
-text that it says.
+The content words of an answer are compared with those of each text. A *chain* is a common subsequence of both.
+Neighbors in a chain are at most ``MAX_SKIP`` content words apart in the text, forwards or backwards. Words of the
+answer that the text does not contain never break a chain, so inserted numbers and fillers hide nothing. A chain of
+``MIN_CHAIN`` words discloses its words, and the function words before each.
 
-Parts of the answer with no word of the texts are decoded (``casemate.text.disguises``), and searched for the texts'
-words run together, reversed, or rotated in the alphabet. What remains unreadable is counted as if it were a copy: an
-answer whose words do not look like words of the texts may be in a form that no decoder knows.
+An answer may also repeat a text in another order. Therefore ``UNORDERED_SHARE`` of the words that only one text
+contains suffice: the answer then discloses all of its words that this text contains.
 
-Work is linear in the answer: every decoding is read once, and a word is compared with at most ``MAX_OCCURRENCES``
+Parts of the answer without a word of the texts are decoded (``casemate.text.disguises``). The search in them ignores
+spaces and also tries reversed texts and rotated alphabets. Unreadable parts are counted as copies, because their form
+may have no decoder here. A part is unreadable if its words do not resemble words of the texts.
+
+Time is linear in the answer: every decoding is read once, and a word is compared with at most ``MAX_OCCURRENCES``
 positions of each text.
 """
 
@@ -37,36 +38,41 @@ from casemate.text.disguises import INVISIBLE, LETTER_NAMES, decodings, fold_tex
 from casemate.text.tokens import LETTERS, STOP_WORDS, UNSPACED, FunctionCache, character_pairs
 
 MIN_CHAIN = 4
-"""Content words of a chain from which it counts. Shorter ones occur by chance."""
+"""Minimum number of content words of a counted chain. Shorter ones occur by chance."""
 MAX_SKIP = 3
-"""Distance in the text, in content words, of two neighbors of a chain."""
+"""Maximum distance of two neighbors of a chain in the text, in content words."""
 MAX_APART = 8
-"""Distance in the answer of two neighbors of a chain, counting words that the text contains."""
+"""Maximum distance of two neighbors of a chain in the answer, in words that the text contains."""
 MAX_OCCURRENCES = 6
-"""Positions of a word in one text that are compared."""
+"""Maximum number of compared positions of a word in one text."""
 UNORDERED_WORDS, UNORDERED_SHARE = 8, 0.5
-"""Own words of a text, and share of them, from which an answer repeats the text, in whatever order. Of 3,000 recorded
-answers of a model and 900 other documents, two disclose more words than by chains alone: 2 and 3."""
+"""Number and share of a text's own words from which an answer repeats the text, in any order.
+
+Of 3,000 recorded model answers and 900 other documents, two disclose more words than by chains alone: 2 and 3.
+"""
 BLOCK, MAX_BLOCK = 192, 2000
-"""Letters and digits without a word of the texts after which these are decoded; characters, at the latest."""
+"""Letters and digits without a word of the texts after which they are decoded, and the maximum number of characters."""
 SIGNS_PER_LETTER = 4
-"""Characters that may encode one letter."""
+"""Maximum number of characters that encode one letter."""
 UNREADABLE_SHARE, UNLIKE = 0.5, 1.4
-"""Share of the letters in unknown words from which a part of an answer is unreadable, and bits of information by which
-the pairs of letters of such a word are rarer than those of the texts. Beside five texts, English prose has shares up to
-.43, ciphers from .5 (mean .8)."""
+"""Share of letters in unknown words from which a part of an answer is unreadable, and the limit of an unknown word.
+
+The limit is in bits per pair of letters: the difference between the information of the word's pairs and the texts'
+mean. With five texts, English prose has shares up to .43, ciphers from .5 (mean .8).
+"""
 ENCODED_SHARE = 0.8
-"""Share of letters and digits in unknown words and numbers from which it is unreadable: numbers may be letters."""
+"""Share of letters and digits in unknown words and numbers from which a part is unreadable: numbers may encode letters.
+"""
 _GROUP = 1 << 12
-"""Letters of decodings from which these are searched."""
+"""Number of decoded letters from which they are searched."""
 _MIN_STREAM = 4
-"""Letters of a word that is recognized without spaces around it."""
+"""Minimum length of a word that is recognized without spaces around it."""
 _LONG_WORD = 20
-"""Letters beyond which a word is not compared with misspelled words."""
+"""Maximum length of a word that is compared with misspelled words."""
 _LEAST_LETTERS = 0.35
 """Share of letters below which a decoding is noise: a fifth of random bytes are letters."""
 _PERMUTED = frozenset(("markup", "leet", "script", "swapped", "doubled", "initials"))
-"""Forms whose letters are not tried in other alphabets."""
+"""Forms whose letters are not decoded with other alphabets."""
 _WORD, _LETTERS_ONLY = re.compile(LETTERS), re.compile(r"[^\W_]+")
 _UNSPACED_WORD = re.compile(f"[{UNSPACED}]{{1,2}}")
 _NOT_UNSPACED, _NO_LETTER = re.compile(f"[^{UNSPACED}]+"), re.compile(rf"[\W\d_{UNSPACED}]+")
@@ -74,23 +80,24 @@ _HAS_DIGIT = re.compile(r"\d").search
 _SIGN = re.compile(r"[^\w\s]|_")
 _SAME_SIGN = re.compile(r"([\W_])\1{5,}")
 _SYMBOL = re.compile(rf"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{INVISIBLE}\u2190-\U0010ffff]")
-"""Controls, invisible characters, and all after punctuation and currencies: arrows, symbols, emoji, private letters.
-Each may be a letter."""
+"""Control and invisible characters, and all above punctuation and currencies: arrows, symbols, emoji, private use.
+
+Each may encode a letter.
+"""
 _SPACES = re.compile(r"\s{2,}")
 _ALPHANUMERIC = bytes(c for c in range(128) if chr(c).isalnum())
 _WORD_ENDS = bytes(c if c in _ALPHANUMERIC else 32 for c in range(256))
 _NO_SIGN = bytes(c for c in range(128) if not _SIGN.match(chr(c)))
 _LETTER_CODES = 64
-"""Letters are distinguished modulo this number; those of one alphabet differ. Letters of other scripts than those of
-the texts have this number as their code."""
+"""Letter codes are modulo this number, so letters of one alphabet differ. It is also the code of all other scripts."""
 _OTHER_SCRIPT, _OTHER_SCRIPT_BITS = "\U0010ffff", 10.0
-"""Stands for a letter of a script that the texts do not use; bits of information of a pair with one."""
+"""Placeholder for a letter of a script that the texts do not use, and bits of information of a pair with one."""
 _LAST_LATIN, _SCRIPT_SHARE = "\u017f", 0.05
-"""Letters up to this one are of every script. Least share of a text's letters from which it uses a script."""
+"""The last letter common to all scripts, and the minimum share of a text's letters from which it uses a script."""
 _FIRST_IDEOGRAPH = "\u2e80"
 _VOWELS = frozenset("aeiou")
 PIECE_END = r"、。，．！？；：」』）"
-"""Punctuation after which a word ends without a space."""
+"""Punctuation that ends a word without a space."""
 _FREQUENT = frozenset(
     "的一是不了在人有我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发后作里用道行所然家种事"
     "成方多经么去法学如都同现当没动面起看定天分还进好小部其些主样理心她本前开但因只从想实日军者意无力它与长把机十民第公此"
@@ -102,8 +109,10 @@ _FREQUENT = frozenset(
     "이다의는에을가하고지한로은기도사를리어서자으시인나들그대보아라만있부정것수일과전게해구상스년여원우러주장면와조동었성"
     "치제무교공신오경용비화국문생습니까했된않없때위분마소안진모음실선관내말"
 )
-"""Frequent characters of Chinese and syllables of Korean. A text has too few of the thousands of characters to show
-which are usual."""
+"""Frequent characters of Chinese and syllables of Korean.
+
+Texts are too short to estimate which characters are frequent.
+"""
 _PIECE = re.compile(rf"(?<!\s)\s*+(?:[^\s{PIECE_END}]++[{PIECE_END}]*+|[{PIECE_END}]++)|\s+\Z")
 _ROTATIONS = [ascii_lowercase[k:] + ascii_lowercase[:k] for k in range(26)]
 _ALPHABETS = [*_ROTATIONS, *(alphabet[::-1] for alphabet in _ROTATIONS)]
@@ -114,27 +123,27 @@ _TRIED_ALPHABETS = 2
 _SEPARATOR = "{"
 """Separates sequences of letters: the character after z."""
 _HASHES = 1 << 16
-"""Numbers of 16 bits."""
+"""Range of 16-bit hashes."""
 _SHORT_PIECE = 40
-"""Characters of a piece of an answer whose words are kept for the next time."""
+"""Maximum length in characters of a cached piece of an answer."""
 _POSITIONS = 256
-"""Positions in a text that bit masks distinguish; others are the same modulo this number."""
+"""Number of positions in a text that bit masks distinguish; positions are modulo this number."""
 _End: TypeAlias = tuple[int, int, int]
-"""Time of the last word of a chain, length, and words of its start."""
+"""End of a chain: time of its last word, length, and words of its start."""
 _AFTER = tuple(range(1, MAX_SKIP + 1))
 _BEFORE = tuple(-step for step in _AFTER)
-"""Steps from a position to those of its neighbors in a chain, the nearest first."""
+"""Steps from a position to those of its neighbors in a chain, nearest first."""
 
 
 class _Places(NamedTuple):
-    """The places of a word in a text.
+    """The positions of a word in a text.
 
     Attributes:
         places: Positions of the word among the content words, each with the word and the function words before it.
-        at: A bit mask of the positions, modulo ``_POSITIONS``.
-        before: The same of the ``MAX_SKIP`` positions before each.
-        after: The same of those after each.
-        near: Both.
+        at: Bit mask of the positions, modulo ``_POSITIONS``.
+        before: Bit mask of the ``MAX_SKIP`` positions before each.
+        after: Bit mask of the ``MAX_SKIP`` positions after each.
+        near: Union of ``before`` and ``after``.
     """
 
     places: list[tuple[int, int]]
@@ -145,7 +154,7 @@ class _Places(NamedTuple):
 
     @classmethod
     def of(cls, places: list[tuple[int, int]]) -> _Places:
-        """The places of a word."""
+        """The positions of a word."""
         at, before, after = 0, 0, 0
         for position, _ in places:
             at |= 1 << position % _POSITIONS
@@ -160,12 +169,12 @@ def _sorted(word: str) -> str:
 
 
 def _shortened(word: str) -> list[str]:
-    """A word without each of its letters."""
+    """All results of deleting one letter of a word."""
     return [word[:i] + word[i + 1 :] for i in range(len(word))]
 
 
 def _spellings(word: str) -> tuple[list[str], list[str], str]:
-    """A word without each of its letters, all forms by which it is compared with misspelled words, its consonants."""
+    """A word's spellings with one deleted letter, all forms compared with misspelled words, and its consonants."""
     if not _MIN_STREAM <= len(word) <= _LONG_WORD:
         return [], [word], ""
     shortened = _shortened(word)
@@ -177,14 +186,17 @@ _SPELLINGS = FunctionCache(_spellings, 4096)
 
 
 def _words(folded: str) -> list[str]:
-    """The words of a folded text; of scripts without spaces, all pairs of neighboring letters."""
+    """The words of a folded text; for scripts without spaces, all pairs of neighboring letters."""
     if folded.isascii():
         return folded.encode().translate(_WORD_ENDS).decode().split()
-    return character_pairs(_WORD.findall(unicodedata.normalize("NFC", folded)))  # folding divides Korean letters
+    return character_pairs(_WORD.findall(unicodedata.normalize("NFC", folded)))  # folding decomposes Korean letters
 
 
 def _letters(words: Iterable[str]) -> int:
-    """Letters of some words; ideographs count twice, because a word has two. Of a pair, the first counts."""
+    """Number of letters of some words.
+
+    Ideographs count twice, because a word has two; of a pair, only the first counts.
+    """
     words = tuple(words)
     text = "".join(words)
     return len(text) if text.isascii() else sum(map(_LETTER_COUNTS.__getitem__, words))
@@ -199,12 +211,15 @@ _LETTER_COUNTS = FunctionCache(_letter_count)
 
 
 def _other_spaces(run: str) -> int:
-    """Characters of white space after others, such as a tab after a space. Each may be a letter."""
+    """Number of white-space characters after another one, such as a tab after a space. Each may encode a letter."""
     return sum(b not in " \t\n\r" or a in " \t" and a != b for a, b in zip(run, run[1:], strict=False))
 
 
 def _symbols(text: str) -> int:
-    """Letters for which the characters of a text that are in no word may stand. A long run of one sign counts once."""
+    """Maximum number of letters that the characters outside words may encode.
+
+    A long run of one character counts once.
+    """
     if not text.isascii():
         text = _SAME_SIGN.sub(r"\1", text)
         signs = "".join(_SIGN.findall(text))
@@ -217,7 +232,7 @@ def _symbols(text: str) -> int:
 
 
 def _pairs(words: Iterable[str], scripts: Collection[str]) -> npt.NDArray[np.uint16]:
-    """A number for each pair of neighboring letters in words, the space before and after each included.
+    """A number for each pair of neighboring letters in words, including the spaces around each word.
 
     Args:
         words: The words.
@@ -235,7 +250,10 @@ def _pairs(words: Iterable[str], scripts: Collection[str]) -> npt.NDArray[np.uin
 
 
 def _script(char: str) -> str:
-    """The script of a letter. Each rare Latin letter is one by itself: there are some with the codes of an alphabet."""
+    """The script of a letter.
+
+    Each rare Latin letter counts as its own script, because some have the codes of an alphabet.
+    """
     name = unicodedata.name(char, "")
     return char if name.startswith("LATIN") else name.partition(" ")[0]
 
@@ -249,15 +267,15 @@ class _IndexedText:
     Attributes:
         length: Number of all words.
         letters: Number of their letters and digits.
-        places: For each content word, its places.
-        prefixes: The words of ``_MIN_STREAM`` letters and more, by their first letters, the longest first.
+        places: Positions of each content word.
+        prefixes: Words of at least ``_MIN_STREAM`` letters by their first letters, longest first.
         beginnings: Their first ``_MIN_STREAM`` + 1 letters.
         prefix_codes: Their first letters in ASCII, by ``_windows``.
         skeletons: These words by their consonants.
-        characters: The letters of scripts without spaces.
-        frequencies: Counts of their letters.
-        scripts: The scripts of its letters, beside Latin.
-        pairs: The pairs of letters in all content words, as numbers.
+        characters: Letters of scripts without spaces.
+        frequencies: Counts of these letters.
+        scripts: Scripts of its letters, except Latin.
+        pairs: Pairs of letters in all content words, as numbers.
     """
 
     def __init__(self, text: str) -> None:
@@ -292,9 +310,9 @@ class _IndexedText:
 
     @cached_property
     def misspelled(self) -> dict[str, str]:
-        """Words by their letters without one, and by their sorted letters.
+        """Words by their spellings with one deleted letter, and by their sorted letters.
 
-        Pairs of letters by their first letter and the one after next.
+        Pairs of letters are indexed by their first letter and the one after next.
         """
         words = [w for w in self._alphabetic if _MIN_STREAM < len(w) <= _LONG_WORD]
         return self._skipping | {key: word for word in words for key in (_sorted(word), *_shortened(word))}
@@ -304,7 +322,7 @@ _indexed = lru_cache(maxsize=1024)(_IndexedText)
 
 
 class _Context:
-    """The texts that an answer is compared with, together.
+    """The texts that an answer is compared with.
 
     Args:
         shown: The texts in the context.
@@ -313,11 +331,11 @@ class _Context:
     Attributes:
         shown: Number of texts in the context.
         texts: All texts, those in the context first.
-        counts: For each of their content words, the number of texts that contain it.
-        vocabulary: These words.
-        holders: For each word, the numbers of the texts in the context that contain it, and its places in each.
-        own_words: For the number of a text, its words that no other text contains.
-        by_prefix: For the first letters of a word, the words of the texts that begin with them, the longest first.
+        counts: For each content word, the number of texts that contain it.
+        vocabulary: All content words.
+        holders: For each word, the numbers of the texts in the context that contain it, and its positions in each.
+        own_words: By number of a text, its words that no other text contains.
+        by_prefix: Words of the texts by their first letters, longest first.
     """
 
     def __init__(self, shown: Sequence[str], unseen: Sequence[str]) -> None:
@@ -346,12 +364,12 @@ class _Context:
 
     @cached_property
     def skeletons(self) -> frozenset[str]:
-        """The words of the texts in the context without vowels."""
+        """Words of the texts in the context without vowels."""
         return frozenset[str]().union(*[text.skeletons for text in self.texts[: self.shown]])
 
     @cached_property
     def characters(self) -> frozenset[str]:
-        """Familiar letters of scripts without spaces; none if the texts have none."""
+        """Letters of scripts without spaces that the texts contain or that are frequent; empty if no text uses them."""
         found = frozenset[str]().union(*[text.characters for text in self.texts])
         return found | _FREQUENT if found else found
 
@@ -362,26 +380,26 @@ class _Context:
 
     @cached_property
     def scripts(self) -> frozenset[str]:
-        """The scripts of the texts, beside Latin."""
+        """The scripts of the texts, except Latin."""
         return frozenset[str]().union(*[text.scripts for text in self.texts])
 
     @cached_property
     def prefixes(self) -> npt.NDArray[np.bool_]:
-        """Whether a word of the texts may begin with four letters, by ``_windows``; seldom true of others."""
+        """Whether a word of the texts may begin with four letters, by ``_windows``; false positives are rare."""
         found = np.zeros(_HASHES, np.bool_)
         found[np.concatenate([text.prefix_codes for text in self.texts])] = True
         return found
 
     @cached_property
     def alphabet_weights(self) -> npt.NDArray[np.float64]:
-        """For each alphabet but the first, the frequency of each of its letters in the texts; whole numbers."""
+        """For each alphabet except the first, the integer frequency of each letter in the texts."""
         frequencies = np.array([text.frequencies for text in self.texts], np.float64).sum(axis=0)
         weights: npt.NDArray[np.float64] = frequencies[_ALPHABET_CODES[1:]]
         return weights
 
     @cached_property
     def pair_bits(self) -> tuple[npt.NDArray[np.float64], float]:
-        """Bits of each pair of letters, given the first, in the texts; and their mean."""
+        """Conditional information in bits of each pair of letters given the first, in the texts; and the mean."""
         codes = _LETTER_CODES + 1
         counts = np.bincount(np.concatenate([text.pairs for text in self.texts]), minlength=codes**2)
         table = counts.reshape(codes, codes)
@@ -398,18 +416,18 @@ class DisclosureCounter:
 
     Args:
         texts: The texts in the context.
-        question: The client's question; what it contains is not disclosed to the client.
-        unseen: Texts that were not in the context, as the null: what an answer has in common with these is chance.
+        question: The client's question. Words of the question are not disclosed by the answer.
+        unseen: Texts that were not in the context, as the null distribution of chance matches.
 
     Attributes:
         covered: For each text, a bit mask of its disclosed words.
-        credited: The same, but each word of the answer counts for one text only: that of the longest chain.
+        credited: The same, but each word of the answer counts for one text only, the one with the longest chain.
         disclosed_words: Number of words disclosed so far, as credited.
-        growth: Words by which ``covered`` and ``credited`` grew so far, counted in both, and unreadable words. No mask
-            grows by more.
-        unreadable_words: Words of the answer so far that may stand for any words of the texts. They are in no mask.
-        lengths: For each text, its number of words.
-        steps: Comparisons made so far.
+        growth: Growth of ``covered`` and ``credited`` so far, counted in both, plus unreadable words. An upper bound on
+            the growth of each mask.
+        unreadable_words: Words of the answer so far that may encode any words of the texts. They are in no mask.
+        lengths: Number of words of each text.
+        steps: Number of comparisons so far.
 
     >>> counter = DisclosureCounter(["Divers found deep cracks in both northern piers of the bridge."])
     >>> counter.add(" 1.DIVERS 2.FOUND 3.DEEP 4.CRACKS")
@@ -426,14 +444,14 @@ class DisclosureCounter:
         self.bits = [0] * len(self._texts)
         self._credited = [0] * len(texts)
         self._chains = defaultdict[str, dict[int, _Chains]](lambda: defaultdict(_Chains))  # by form and text
-        self._chance = list[tuple[str, list[str]]]()  # forms and words that were not compared with the null yet
-        self._said: dict[str, int] = {}  # how often the answer says each word of the texts
+        self._chance = list[tuple[str, list[str]]]()  # forms and words that are not yet compared with the null
+        self._said: dict[str, int] = {}  # number of times that the answer contains each word of the texts
         self._own_said = [0] * len(texts)
         self._least_own = [float(UNORDERED_WORDS)] * len(texts)  # own words from which the answer repeats a text
         self._repeated = list[int]()  # numbers of the texts that the answer repeats
         self._undecoded, self._letters, self._size = list[str](), 0, 0
-        self._initials, self._named = "", ""  # first letters of words, and letters that words name
-        self._readable = set[str]()  # words since the last part that was decoded
+        self._initials, self._named = "", ""  # first letters of words, and letters spelled by their names
+        self._readable = set[str]()  # words since the last decoded part
         asked = _words(fold_text(question))
         self._question = frozenset(asked)
         self._asked = [0] * len(self._texts)
@@ -452,7 +470,7 @@ class DisclosureCounter:
 
     @property
     def credited(self) -> list[int]:
-        """For each text, a bit mask of the words that it discloses and no other text with a longer chain."""
+        """For each text, a bit mask of its disclosed words that no other text with a longer chain contains."""
         return [bits & ~asked for bits, asked in zip(self._credited, self._asked, strict=False)]
 
     @property
@@ -467,12 +485,15 @@ class DisclosureCounter:
 
     @property
     def undecoded_letters(self) -> int:
-        """Number of letters that are not decoded yet; of signs such as those of Morse code, one for each few."""
+        """Number of letters that are not decoded yet.
+
+        For characters such as those of Morse code, several count as one letter.
+        """
         return max(self._letters, self._size // SIGNS_PER_LETTER)
 
     @property
     def expected(self) -> int:
-        """Words of a text that an answer discloses by chance: the median over the unseen texts; 0 without any."""
+        """Number of words of a text that an answer contains by chance: median over the unseen texts; 0 without any."""
         waiting, self._chance = self._chance, []
         unseen = list(enumerate(text.places for text in self._texts))[self._shown :]
         for form, word in ((form, word) for form, words in waiting for word in words):
@@ -489,7 +510,7 @@ class DisclosureCounter:
         return self.covered
 
     def add(self, text: str) -> None:
-        """Adds the next part of the answer, which ends at the end of a word and begins with the space before it."""
+        """Adds the next part of the answer. It begins with the space before a word and ends at the end of a word."""
         piece = _PIECES[text] if len(text) <= _SHORT_PIECE else _read_piece(text)
         words, length, symbols, negligible, numeric, initials, named = piece
         self._initials += initials
@@ -514,12 +535,12 @@ class DisclosureCounter:
             self._decode()
 
     def finish(self) -> None:
-        """Decodes what is left."""
+        """Decodes the remaining part."""
         self._read_initials()
         self._decode()
 
     def _read_initials(self) -> None:
-        """Reads the letters for which whole words may stand. These may be readable words."""
+        """Reads letters that whole words may encode: initials and letter names. The words may be readable."""
         streams = [self._initials]
         if 2 * len(self._named) > len(self._initials):
             streams.append(self._named)
@@ -529,7 +550,7 @@ class DisclosureCounter:
             self.steps += len(letters)
 
     def _decode(self) -> None:
-        """Decodes the parts that contain no word of the texts."""
+        """Decodes the parts without a word of the texts."""
         block, self._undecoded, self._letters, self._size = "".join(self._undecoded), [], 0, 0
         if not self._texts or not block:
             return
@@ -565,16 +586,17 @@ class DisclosureCounter:
     def _find_unknown(self, words: Sequence[str], symbols: int) -> tuple[str, int]:
         """Finds the unknown words of a part of the answer.
 
-        Words count once each: a readable word between all others would hide any cipher. Words with digits may stand for
-        letters, so only those of the texts and of the question count once. Unknown words of the question may be a code.
+        Each word counts once: otherwise a readable word between all others would hide a cipher. Words with digits may
+        encode letters, so only those of the texts and of the question count once. Unknown words of the question may be
+        a code.
 
         Args:
             words: The words of the part.
-            symbols: Letters for which its other characters may stand.
+            symbols: Number of letters that its other characters may encode.
 
         Returns:
-            Their letters, if they are many enough to be searched by themselves; and, if the part is unreadable, the
-            number of words for which it may stand, otherwise 0.
+            Their letters if there are enough for a search, and the number of words that an unreadable part may encode
+            (0 if it is readable).
         """
         readable, self._readable = self._readable, set()
         unknown = self._unknown(words)
@@ -598,7 +620,7 @@ class DisclosureCounter:
         return searched, letters * sum(self.lengths) // (text_letters or 1)
 
     def _read_joined(self, plain: str) -> None:
-        """Reads letters of other alphabets than the Latin one, whatever is between them, also from last to first."""
+        """Reads letters of alphabets other than Latin, ignoring other characters, also in reverse order."""
         letters, unspaced = _NO_LETTER.sub("", plain), _NOT_UNSPACED.sub("", plain)
         for order, suffix in ((1, ""), (-1, ", reversed")):
             stream = letters[::order]
@@ -608,10 +630,10 @@ class DisclosureCounter:
         self.steps += 2 * len(plain)
 
     def _unknown(self, words: Sequence[str]) -> list[str]:
-        """The words that are not in the texts and do not look like their words; none with a digit.
+        """The words that are not in the texts and do not resemble their words; none with a digit.
 
-        A word looks like these if its pairs of letters are as frequent in the texts: ``UNLIKE`` bits for each, at most,
-        above their mean. A pair of letters of a script without spaces does if one of them is familiar.
+        A word resembles these if the mean information of its pairs of letters exceeds that of the texts by at most
+        ``UNLIKE`` bits. A pair of letters of a script without spaces resembles them if one of the letters is familiar.
         """
         vocabulary = self._context.vocabulary
         new = [w for w in words if not (w in vocabulary or w in STOP_WORDS or not w.isalpha() and _HAS_DIGIT(w))]
@@ -628,21 +650,24 @@ class DisclosureCounter:
         return odd + [word for word, one in zip(new, mean, strict=True) if one > usual + UNLIKE]
 
     def _complete(self, words: Iterable[str]) -> list[str]:
-        """The words of the texts that have the consonants of words without vowels."""
+        """Words of the texts whose consonants equal words without vowels."""
         bare = [w for w in words if len(w) > 2 and _VOWELS.isdisjoint(w)]
         return [text.skeletons[w] for w in bare for text in self._texts if w in text.skeletons]
 
     def _corrected(self, words: Iterable[str]) -> list[str]:
-        """The words of the texts among words, also misspelled.
+        """The words of the texts among words, also if misspelled.
 
-        One letter may be missing, added or another one. The letters may be in another order, also with "ay" behind
-        them, or have other vowels.
+        One letter may be missing, added or changed. The letters may be in another order, also followed by "ay", or have
+        other vowels.
         """
         vocabulary = self._context.vocabulary
         return [whole for word in words if (whole := word if word in vocabulary else self._correct(word))]
 
     def _correct(self, word: str) -> str:
-        """The word that a word may stand for; empty: none. Misspelled words are compared with the texts shown only."""
+        """The word of the texts that a misspelled word represents; empty: none.
+
+        Only texts in the context are compared.
+        """
         if not _MIN_STREAM <= len(word) <= _LONG_WORD and (word.isascii() or not _UNSPACED_WORD.fullmatch(word)):
             return ""
         shortened, keys, bare = _SPELLINGS[word]
@@ -660,7 +685,7 @@ class DisclosureCounter:
         return ""
 
     def _read_letters(self, streams: Sequence[tuple[str, str]]) -> None:
-        """Reads letters without spaces: as they are, and in the alphabets of which the frequencies fit best.
+        """Searches letters without spaces: unchanged, and in the alphabets with the best fit of frequencies.
 
         Args:
             streams: Forms and letters, which are searched together.
@@ -683,7 +708,7 @@ class DisclosureCounter:
             self._read(f"{searched[i // 2][0]}{', reversed' * (i % 2)}", words)
 
     def _alphabets(self, streams: Sequence[tuple[str, str]]) -> list[list[int]]:
-        """For each of some streams, the numbers of the alphabets that are tried; the first is the alphabet itself."""
+        """For each stream, the numbers of the alphabets to try; the first is the alphabet itself."""
         chosen = [[0] for _ in streams]
         if free := [i for i, (form, _) in enumerate(streams) if form not in _PERMUTED]:
             codes = _letter_codes("".join([streams[i][1] for i in free]))
@@ -696,9 +721,9 @@ class DisclosureCounter:
         return chosen
 
     def _words_in(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yields positions and words: the longer words of the texts in a sequence of letters and ``_SEPARATOR``.
+        """Yields position and word of the longer words of the texts in a sequence of letters and ``_SEPARATOR``.
 
-        They are found from left to right, the longest first, and do not overlap.
+        The search goes from left to right, prefers the longest word, and allows no overlap.
         """
         end, beginnings = 0, self._context.beginnings
         for at in np.flatnonzero(self._context.prefixes[_windows(_letter_codes(text))]).tolist():
@@ -709,11 +734,11 @@ class DisclosureCounter:
                     end = at + len(word)
 
     def _segment(self, letters: str, starts: Iterable[int]) -> list[str]:
-        """The longer words of the texts in a sequence of letters, from left to right, the longest first.
+        """The longer words of the texts in a sequence of letters, from left to right, longest first.
 
         Args:
             letters: The sequence.
-            starts: The positions from which four letters may begin a word of the texts.
+            starts: Positions of four letters that may begin a word of the texts.
         """
         found, end = list[str](), 0
         for at in starts:
@@ -724,7 +749,7 @@ class DisclosureCounter:
         return found
 
     def _read(self, form: str, words: Collection[str]) -> list[str]:
-        """Extends the chains of a form; returns those words that a text contains."""
+        """Extends the chains of a form. Returns the words that a text contains."""
         vocabulary, holders = self._context.vocabulary, self._context.holders
         if vocabulary.isdisjoint(words):
             return []
@@ -746,7 +771,7 @@ class DisclosureCounter:
         return known
 
     def _read_unordered(self, known: Iterable[str]) -> None:
-        """Adds words of the texts, and discloses those of a text that the answer repeats in whatever order."""
+        """Adds words of the texts, and discloses the words of each text that the answer repeats in any order."""
         said, own_said, counts, holders = self._said, self._own_said, self._context.counts, self._context.holders
         for word in known:
             said[word] = times = said.get(word, 0) + 1
@@ -761,7 +786,7 @@ class DisclosureCounter:
                 self._disclose_said(word, times, self._repeated)
 
     def _compare_own(self, number: int) -> None:
-        """Discloses all that the answer said of a text if it said enough of its own words."""
+        """Discloses all words of a text that the answer contains, if it contains enough of the text's own words."""
         own = len(self._context.own_words[number] - self._question)
         self._least_own[number] = max(UNORDERED_WORDS, UNORDERED_SHARE * own)
         if self._own_said[number] >= self._least_own[number]:
@@ -772,7 +797,10 @@ class DisclosureCounter:
                     self._disclose_said(word, times, [number])
 
     def _disclose_said(self, word: str, times: int, among: Iterable[int]) -> None:
-        """Discloses a word that was said so often in some texts. It is credited if it is in no other text shown."""
+        """Discloses the n-th occurrence of a word, n = ``times``, in some texts.
+
+        It is credited if no other text contains it.
+        """
         for number in among:
             found = self._texts[number].places.get(word)
             if found and times <= len(found.places):
@@ -788,7 +816,7 @@ class DisclosureCounter:
 
 
 def _own_words(texts: Sequence[_IndexedText], counts: Mapping[str, int], number: int) -> frozenset[str]:
-    """The words of a text that no other text contains, of which the counts are known."""
+    """The words of a text that no other text contains, by the given counts."""
     return frozenset(word for word in texts[number].places if counts[word] == 1)
 
 
@@ -798,7 +826,7 @@ def _words_from(texts: Iterable[Mapping[str, list[str]]], prefix: str) -> list[s
 
 
 def _places(texts: Iterable[tuple[int, Mapping[str, _Places]]], word: str) -> list[tuple[int, _Places]]:
-    """The numbers of the texts that contain a word, and its places in each."""
+    """The numbers of the texts that contain a word, and its positions in each."""
     return [(number, places[word]) for number, places in texts if word in places]
 
 
@@ -806,16 +834,16 @@ class _Chains:
     """Chains of one form in one text."""
 
     def __init__(self) -> None:
-        self._time = self._recent = self._older = 0  # positions of the last words, and of ``MAX_APART`` words before
+        self._time = self._recent = self._older = 0  # times of the last word and of the word ``MAX_APART`` words before
         self._forwards: dict[int, _End] = {}  # for each position, the last chain that ended there
         self._backwards: dict[int, _End] = {}
 
     def extend(self, word: _Places) -> tuple[int, int]:
-        """Adds a word at its places, forwards, and if it is not disclosed so, backwards.
+        """Adds a word at its positions: forwards, and backwards if that does not disclose it.
 
         Returns:
-            The length of the longest chain of ``MIN_CHAIN`` words and more that the word extends, 0 without one, and
-            the words that these chains disclose.
+            Length of the longest chain of at least ``MIN_CHAIN`` words that the word extends (0 without one), and the
+            number of words that these chains disclose.
         """
         self._time = now = self._time + 1
         if not now % MAX_APART:
@@ -844,18 +872,18 @@ class _Chains:
 def _extend(
     ends: dict[int, _End], steps: Sequence[int], places: Iterable[tuple[int, int]], now: int
 ) -> tuple[int, int]:
-    """Adds a word in one direction; backwards up to the first place that is disclosed.
+    """Adds a word in one direction; backwards up to the first disclosed position.
 
     Args:
         ends: For each position, the last chain that ended there.
-        steps: From a place, the steps to the positions of the word before, the nearest first.
-        places: The places.
+        steps: Steps from a position to the positions of the previous word, nearest first.
+        places: The positions.
         now: Number of words of the answer so far that the text contains.
     """
     oldest, longest, disclosed, end_at = now - MAX_APART, 0, 0, ends.get
     for at, mask in places:
         length, bits = 0, mask
-        for step in steps:  # of the longest, the nearest
+        for step in steps:  # of equal length, the nearest
             end = end_at(at + step)
             if end and end[1] > length and end[0] >= oldest:
                 _, length, bits = end
@@ -888,8 +916,8 @@ def _read_piece(text: str) -> tuple[list[str], int, int, bool, bool, str, str]:
     """Reads a part of an answer.
 
     Returns:
-        Its words, their letters, its symbols, whether it has only longer function words, whether it has numbers, the
-        first letters of its words and the letters that they name.
+        Its words, the number of their letters, and the number of its symbols. Whether it has only longer function
+        words, and whether it has numbers. The first letters of its words, and the letters spelled by their names.
     """
     words = _words(fold_text(text))
     negligible = bool(words) and all(len(w) > 1 and w in STOP_WORDS for w in words)
@@ -909,7 +937,7 @@ _WORD_COUNTS = FunctionCache(_count_words, 4096)
 
 
 def pieces_with_words(text: str) -> list[tuple[str, int]]:
-    """Divides a text at the ends of words; returns each piece with its number of words, as counted here.
+    """Splits a text at the ends of words. Returns each piece with its number of words.
 
     >>> pieces_with_words("Tolls: 3 marks.")
     [('Tolls:', 1), (' 3', 1), (' marks.', 1)]

@@ -1,10 +1,10 @@
 r"""Decodes disguised text: Unicode variants, markup, escape sequences, binary-to-text encodings, letter ciphers.
 
-``decodings`` returns every text that a text may stand for, in linear time: each decoder scans the text once, and output
-is at most ``MAX_GROWTH`` times as long as the input. ``DecodedText`` reduces them to letters. The caller searches in
-them: for a watermark token, for the words of a document.
+``decodings`` returns all candidate plain texts in linear time. Each decoder scans the text once, and the output is at
+most ``MAX_GROWTH`` times as long as the input. ``DecodedText`` reduces them to letters. The caller searches in them for
+a watermark token, or for the words of a document.
 
-Ciphers that only permute the alphabet need the searched text to be recognized, so they are left to the search:
+Ciphers that permute the alphabet can be recognized only with the searched text, so they are left to the search:
 ``alphabet_differences`` is the same for a text and all its rotations.
 """
 
@@ -25,9 +25,9 @@ import numpy as np
 from casemate.text.tokens import FunctionCache
 
 MAX_GROWTH = 40
-"""Characters of all decodings together, for each character of the text."""
+"""Maximum number of characters of all decodings, for each character of the text."""
 MAX_LAYERS = 2
-"""Encodings within one another that are decoded."""
+"""Maximum depth of nested encodings."""
 _LETTERS = string.ascii_lowercase
 _LIKE = str.maketrans(
     "аеорсухіјѕкмтвн" + "αεικνορτβηυ" + "ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡᴢ" + "ıǀ" + "օսհոզցյ" + "ɑɡ",
@@ -39,7 +39,7 @@ _TRANSLITERATED = str.maketrans(
     | dict(zip("αβγδεζηικλμνξοπρσςτυφω", "abgdeziiklmnxoprsstufo", strict=True))
     | {"θ": "th", "χ": "ch", "ψ": "ps"}
 )
-"""Letters by their sound, where ``_LIKE`` goes by their shape."""
+"""Letters by their sound; ``_LIKE`` maps them by their shape."""
 _BRAILLE = dict(zip("⠁⠃⠉⠙⠑⠋⠛⠓⠊⠚⠅⠇⠍⠝⠕⠏⠟⠗⠎⠞⠥⠧⠺⠭⠽⠵", _LETTERS, strict=True))
 _LETTER_BLOCKS = (0x1F130, 0x1F150, 0x1F170, 0x1F1E6)
 """First letter of alphabets that have no compatibility decomposition."""
@@ -55,7 +55,7 @@ _ESCAPE = re.compile(
     re.IGNORECASE,
 )
 _NOT_SPECIAL = bytes(c for c in range(256) if c not in b"\\%=&<[{}*`~")
-"""All characters but those that begin escapes and markup; two escapes begin with ``0x`` and ``u+``."""
+"""All bytes except those that begin escapes and markup; two escapes begin with ``0x`` and ``u+``."""
 _MARKUP = re.compile(
     r"<!--[^<>]{0,200}-->|</?[a-z][^<>]{0,200}>|\[/?[a-z]{1,10}(?:=[^\[\]]{0,100})?\]|\\[a-z]{2,12}(?=\{)|[{}*`~]",
     re.IGNORECASE,
@@ -63,7 +63,7 @@ _MARKUP = re.compile(
 _BASE64_RUN = re.compile(
     r"(?<![A-Za-z0-9+/_-])[A-Za-f][A-HQ-Xg-nw-z0-3][ABEFIJMNQRUVYZcdghklopstwx014589][A-Za-z0-9+/_-]+"
 )
-"""Others begin with a byte that is not ASCII."""
+"""Other base64 texts begin with a byte that is not ASCII."""
 _BASE32_RUN = re.compile(r"[A-Z2-7]{13,}|[a-z2-7]{13,}")
 _PAIRS = re.compile(r"(?:[0-9a-f]{2}[^0-9a-z]{0,3}){12,}", re.IGNORECASE)
 _NOT_HEX = re.compile(r"[^0-9A-Fa-f]+")
@@ -103,12 +103,12 @@ INVISIBLE = (
     r"\xad\u034f\u061c\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
     r"\U000e0000-\U000e001f\U000e007f-\U000e01ff"
 )
-"""Characters that are not shown, as ranges of a regular expression; without the tag characters that copy ASCII."""
+"""Invisible characters, as ranges of a regular expression, without the tag characters that copy ASCII."""
 _VISIBLE_RUN = re.compile(f"[^{INVISIBLE}]+")
 _ACCENTED = ("LATIN", "GREEK", "CYRILLIC")
-"""Scripts whose letters keep their identity without their marks; beginnings of names of characters."""
+"""Scripts whose letters keep their identity without diacritics; prefixes of character names."""
 _LEAST_INVISIBLE = 16
-"""Invisible characters from which these are decoded: ordinary text has a few, in emoji."""
+"""Minimum number of invisible characters for decoding; ordinary text has a few in emoji."""
 _NOT_BASE64 = bytes(c for c in range(128) if not chr(c).isalnum())  # + and / encode no letter
 _NO_LETTER = bytes(c for c in range(256) if not 97 <= c <= 122)
 _NO_DIGIT = bytes(c for c in range(256) if not 48 <= c <= 57)
@@ -119,12 +119,12 @@ _VOWELS = str.maketrans("", "", "aeiou")
 
 
 class _Prefilter(NamedTuple):
-    """A cheap test of texts, before a slow expression searches them. What the expression finds passes.
+    """A fast test that precedes the search with a slow expression. Every text that the expression matches passes.
 
     Attributes:
-        classes: Stands for each character.
+        classes: Replacement of each character.
         ignored: Characters that are removed before.
-        sought: What the rest must contain.
+        sought: Text that the rest must contain.
     """
 
     classes: bytes
@@ -133,13 +133,13 @@ class _Prefilter(NamedTuple):
 
     @classmethod
     def of(cls, sought: str, classes: Mapping[str, str], ignored: str = "") -> _Prefilter:
-        """A test; characters that are in no class become spaces."""
+        """Creates a test; characters without a class become spaces."""
         table = {c: sign for sign, members in classes.items() for c in members}
         codes = "".join(table.get(chr(c), " ") for c in range(128)).ljust(256)
         return cls(codes.encode(), ignored.encode(), sought.encode())
 
     def passes(self, text: str) -> bool:
-        """Whether a text may contain it; true of all that is not ASCII."""
+        """Whether the expression may match a text; true for all texts that are not ASCII."""
         return not text.isascii() or self.sought in b" %b " % text.encode().translate(self.classes, self.ignored)
 
 
@@ -161,13 +161,13 @@ _MAY_BE_OCTAL = _Prefilter.of(18 * "0", {"0": string.digits}, _all_but(f"{string
 
 
 class Decoding(NamedTuple):
-    """A text that a text may stand for.
+    """A candidate plain text.
 
     Attributes:
-        form: The outermost encoding: ``plain``, ``markup`` (as plain, with the markup kept), ``spaced``, ``script``,
-            ``swapped``, ``doubled``, ``initials``, ``base64``, ``base32``, ``hex``, ``binary``, ``octal``, ``codes``
-            (decimal), ``numbers`` (of letters), ``morse`` or ``invisible``.
-        text: Folded: lower case, ASCII where there is an equivalent.
+        form: The outermost encoding: ``plain``, ``markup`` (plain with markup), ``spaced``, ``script``, ``swapped``,
+            ``doubled``, ``initials``, ``base64``, ``base32``, ``hex``, ``binary``, ``octal``, ``codes`` (decimal),
+            ``numbers`` (of letters), ``morse`` or ``invisible``.
+        text: The folded text: lower case, ASCII where there is an equivalent.
     """
 
     form: str
@@ -191,11 +191,11 @@ def _visible_character(char: str) -> str:
 
 
 _VISIBLE: FunctionCache[int, str] = FunctionCache(lambda code: _visible_character(chr(code)), 50_000)
-"""Visible characters in compatibility form; for ``str.translate``. Invisible ones and accents become nothing."""
+"""Compatibility forms of characters for ``str.translate``. Invisible characters and diacritics map to ""."""
 
 
 def visible_text(text: str) -> str:
-    r"""Returns what a reader sees: escapes decoded, compatibility characters and tags as letters, nothing invisible.
+    r"""Returns the visible text: escapes decoded, compatibility characters and tags as letters, without the invisible.
 
     >>> visible_text("z\u200ba\u0301%6B &#101; ﬁ")
     'zak e fi'
@@ -233,12 +233,12 @@ def fold_text(text: str) -> str:
 
 
 def fold_name(name: str) -> str:
-    """Returns a name without what a reader does not see or distinguish; names that look different stay different.
+    """Returns a name without invisible and indistinguishable differences. Names that look different stay different.
 
-    Unlike ``fold_text``, keeps what looks like markup. Marks above or below letters remain in scripts in which they are
-    sounds, not accents: all but Latin, Greek and Cyrillic.
+    Unlike ``fold_text``, it keeps apparent markup. It removes diacritics from Latin, Greek and Cyrillic letters only;
+    in other scripts the marks change the sound.
 
-    >>> fold_name("M\u0430llor\u00fd <M@x.org>"), fold_name("\u304c") == fold_name("\u304b")
+    >>> fold_name("Mаllorý <M@x.org>"), fold_name("が") == fold_name("か")
     ('mallory <m@x.org>', False)
     """
     name = _unescaped(name)
@@ -255,7 +255,7 @@ def fold_name(name: str) -> str:
 
 
 def without_markup(text: str) -> str:
-    """Returns a text with blanks in place of its markup, of the same length."""
+    """Replaces markup by spaces of the same length."""
     return _MARKUP.sub(lambda markup: " " * len(markup[0]), text)
 
 
@@ -268,7 +268,7 @@ def _fold(visible: str) -> str:
 
 
 def decodings(text: str) -> list[Decoding]:
-    """Returns the texts that a text may stand for, itself first; encodings within encodings up to ``MAX_LAYERS``.
+    """Returns all candidate plain texts, first the text itself; encodings are nested up to ``MAX_LAYERS``.
 
     >>> [d.text for d in decodings("VGhlIG5vcnRoIGJyaWRnZQ==") if d.form == "base64" and "bridge" in d.text]
     ['the north bridge']
@@ -279,7 +279,7 @@ def decodings(text: str) -> list[Decoding]:
 
 
 def _decode_layer(text: str, found: list[Decoding], layers: int, outer: str) -> None:
-    """Appends the decodings of a text; ``outer`` is the form it was decoded from."""
+    """Appends the decodings of a text; ``outer`` is the encoding that the text comes from."""
     visible = visible_text(text)
     plain = found[0].text if visible is text and not outer else fold_text(visible)
     for form, decoded in _rewritings(visible, plain):
@@ -325,14 +325,14 @@ def _rewritings(visible: str, plain: str) -> Iterator[tuple[str, str]]:
 
 
 def _has_doubled(letters: bytes) -> bool:
-    """Whether six letters are followed by themselves, as in a run of doubled letters; spaces are ignored."""
+    """Whether six letters are doubled, as in a run of doubled letters; spaces are ignored."""
     bare = letters.replace(b" ", b"")
     code = int.from_bytes(bare)
     return (code ^ code >> 8).to_bytes(len(bare)).count(0) >= 6
 
 
 def _swap_pairs(text: str) -> str:
-    """Swaps the first two letters of each word, the next two, and so on; other characters than ASCII become spaces."""
+    """Swaps the first two letters of each word, the next two, and so on; non-ASCII characters become spaces."""
     codes = np.frombuffer(text.encode("ascii", "replace").translate(_LETTERS_OR_SPACE), np.uint8)
     at = np.arange(len(codes))
     letter = codes > 32
@@ -344,13 +344,13 @@ def _swap_pairs(text: str) -> str:
 
 
 def _numbered_letter(number: str, after: str) -> str:
-    """The letter of a number; a space after it, unless a hyphen or a dot joins it to the next."""
+    """The letter of a number, followed by a space unless a hyphen or a dot joins it to the next."""
     code = int(number)
     return (_LETTERS[code - 1] if 1 <= code <= 26 else "") + (" " if "-" not in after and "." not in after else "")
 
 
 def _binary_decodings(visible: str) -> Iterator[tuple[str, bytes, bool]]:
-    """Yields form, bytes and whether these are mostly printable, from decoders of bytes. Other bytes become spaces."""
+    """Yields form, bytes, and whether they are mostly printable, from decoders of bytes. Other bytes become spaces."""
     for code in _base64_bytes(visible):
         yield "base64", *_printable(code)
     by_run = b" ".join(filter(None, map(_base64_run, _BASE64_RUN.findall(visible))))
@@ -374,11 +374,10 @@ def _binary_decodings(visible: str) -> Iterator[tuple[str, bytes, bool]]:
 
 
 def _invisible_decodings(text: str) -> Iterator[tuple[str, bytes, bool]]:
-    """Yields what invisible characters may encode: bytes by variation selectors, or digits by two or four characters.
+    """Yields decodings of invisible characters: bytes by variation selectors, or digits by two or four characters.
 
     Both common numberings of variation selectors are tried. The digits are the most frequent characters, because emoji
-    and hyphenation add others. They follow the order of the characters in Unicode, or the reverse, and form bytes or
-    codes of seven bits.
+    and hyphenation add others. They are in Unicode order or its reverse, and form bytes or codes of seven bits.
     """
     if text.isascii():
         return
@@ -395,7 +394,7 @@ def _invisible_decodings(text: str) -> Iterator[tuple[str, bytes, bool]]:
 
 
 def _bit_decodings(found: str, signs: list[str]) -> Iterator[tuple[str, bytes, bool]]:
-    """Yields what two signs encode as one bit each, or four as two bits each. Other characters are removed."""
+    """Yields decodings of two signs as one bit each, or of four as two bits each. Other characters are removed."""
     rest = dict.fromkeys(map(ord, set(found).difference(signs)), "")
     for order in (signs, signs[::-1]):
         digit = {ord(sign): f"{i:0{len(signs) // 2}b}" for i, sign in enumerate(order)}
@@ -407,12 +406,12 @@ def _bit_decodings(found: str, signs: list[str]) -> Iterator[tuple[str, bytes, b
 
 
 def _digits(text: str) -> int:
-    """At least as many as a text has digits: exact in ASCII, otherwise its length."""
+    """Upper bound on the number of digits: exact in ASCII, otherwise the length of the text."""
     return len(text.encode().translate(None, _NO_DIGIT)) if text.isascii() else len(text)
 
 
 def _printable(code: bytes) -> tuple[bytes, bool]:
-    """Bytes with a space for each that is not printable; whether at most one in ten is not."""
+    """The bytes with unprintable ones replaced by spaces, and whether at most one in ten is unprintable."""
     wrong = len(code) - len(code.translate(None, _NOT_PRINTABLE))
     return code.translate(_PRINTABLE), len(code) >= 8 and 10 * wrong <= len(code)
 

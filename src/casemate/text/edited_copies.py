@@ -1,8 +1,8 @@
-"""Recognizes edited copies of a text by their words: some words dropped, sentences in another order, text added.
+"""Recognizes edited copies of a text by their words: dropped words, reordered sentences, added text.
 
-The share of common words among those of the shorter text (the overlap coefficient) does not depend on the order of
-words, and dropping words does not lower it. ``benchmarks/units.py`` measures edited copies that are missed, and
-distinct documents that are merged.
+The measure is the overlap coefficient: the share of common words among those of the shorter text. It does not depend on
+the order of words, and dropped words do not reduce it. ``benchmarks/units.py`` measures missed edited copies, and
+merged distinct documents.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ import numpy as np
 from casemate.text.tokens import content_words
 
 MIN_OVERLAP = 0.8
-"""Smallest overlap coefficient of two copies. Abstracts on one topic stay below 0.6."""
+"""Minimum overlap coefficient of two copies. Abstracts on one topic stay below 0.6."""
 MIN_NUMBERS = 0.6
-"""Smallest share of common numbers of two copies, where numbers count: two forms may differ in nothing else. Texts from
-which 22 % of the words were dropped, each at random, have .78 in common."""
+"""Minimum share of common numbers of two copies, where numbers count: two forms may differ only in numbers.
+
+Texts from which 22 % of the words were dropped, each at random, have .78 in common.
+"""
 MIN_WORDS = 12
-"""Distinct words below which two texts are copies only if their words are equal: short texts share words by chance."""
+"""Below this number of distinct words, two texts are copies only if their words are equal: short texts share words by
+chance.
+"""
 CACHED_TEXTS = 4096
 _BITS = 2048
 _BLOCK = 256
-"""Texts whose pairs with all others are held at once."""
+"""Number of texts per block of the pairwise comparison."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +50,7 @@ class TextWords:
 
     @cached_property
     def bits(self) -> int:
-        """A bit for each stem, at a position by its hash: rejects most pairs of texts in one operation."""
+        """One bit for each stem, at a position by its hash. It rejects most pairs of texts in one operation."""
         bits = 0
         for stem in self.stems:
             bits |= 1 << hash(stem) % _BITS
@@ -91,8 +95,8 @@ def is_edited_copy(first: TextWords, second: TextWords, *, numbers: bool = False
 def copy_groups(texts: Sequence[str]) -> tuple[list[int], frozenset[int]]:
     """Groups edited copies, to count them.
 
-    A short text (``MIN_WORDS``) all of whose words are in one larger text says nothing of its own. It must not count,
-    but it links no texts: one source may have many texts of one word.
+    A short text (``MIN_WORDS``) is not counted if one longer text contains all of its words. It does not link other
+    texts, because one source may have many one-word texts.
 
     Returns:
         For each text the position of the first text of its group, and the positions of the texts that do not count.
@@ -115,14 +119,14 @@ def copy_groups(texts: Sequence[str]) -> tuple[list[int], frozenset[int]]:
 
 
 def root(parent: Sequence[int], i: int) -> int:
-    """The first element of a group, if each other element has its parent in the group, and the first itself."""
+    """The representative of a group in a union-find structure: the element that is its own parent."""
     while parent[i] != i:
         i = parent[i]
     return i
 
 
 def _possible_copies(words: Sequence[TextWords]) -> Iterator[tuple[int, int]]:
-    """All pairs of texts with enough common bits to be copies, and others; found by matrix products of blocks."""
+    """Pairs of texts that may be copies: a superset, by common bits, from matrix products of blocks."""
     sizes = np.array([len(text.stems) for text in words], np.int64)
     hashes = np.fromiter(map(hash, chain.from_iterable(text.stems for text in words)), np.int64)
     bits = np.zeros((len(words), _BITS), np.float32)

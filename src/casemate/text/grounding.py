@@ -16,12 +16,12 @@ GROUNDED = 0.5
 
 
 def grounding_score(text: str, question: str, reply: str) -> float:
-    """Scores how likely a reply was generated from a text.
+    """Scores the probability that a reply was generated from a text.
 
-    The score of a clause uses its new words: content words that are not in the question. If s is the share of them that
-    the text contains, the score is max(2 s - 1, 0), because texts on one subject share about half of their words. It is
-    multiplied by n / ``NEW_WORDS`` for a clause with n < ``NEW_WORDS`` new words. The best clause counts: a reply may
-    combine several texts.
+    The score of a clause uses its new words: content words that are not in the question. s is the share of new words
+    that the text contains. The score is max(2 s - 1, 0), because texts on one subject share about half of their words.
+    A clause with n < ``NEW_WORDS`` new words is weighted by n / ``NEW_WORDS``. The score of a reply is that of its best
+    clause, because a reply may combine several texts.
 
     Args:
         text: The text, with its title.

@@ -1,4 +1,4 @@
-"""Removes the links and tags of a text. Their parts are no words of the text."""
+"""Removes the links and tags of a text, because their parts are not words of the text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 _LINK = re.compile(r"!?\[([^\[\]\n]{0,300})\]\([^()\s]{1,2000}(?:[ \t]+\x22[^\x22\n]{0,200}\x22)?\)")
 _ADDRESS = re.compile(r"(?<![A-Za-z0-9])(?:https?://|www\.)[!#-'*-;=?-Z\\^-~]*(?<![.,;:!?'*_])", re.IGNORECASE)
-"""A web address: printable ASCII characters without quotes and brackets, up to the punctuation that follows it."""
+"""A web address: printable ASCII characters except quotes and brackets, without trailing punctuation."""
 _END = r"(?:[ \t]+[\w:-]{1,50}[ \t]*=[^<>\n]{0,1000}|[ \t]*/?)>"
 """The rest of a tag after its name: attributes, or nothing."""
 _BLOCKS = (
@@ -18,9 +18,9 @@ _INLINE_TAG = re.compile(rf"</?(?:a|b|code|em|i|span|strong|sub|sup){_END}", re.
 
 
 def without_links(text: str) -> str:
-    """Removes links and HTML tags; of a link of Markdown, the label stays.
+    """Removes links and HTML tags; a Markdown link is replaced by its label.
 
-    A web address becomes a semicolon, so that the words beside it do not follow each other. A tag that ends a block of
+    A web address becomes a semicolon, so that the words around it do not become adjacent. A tag that ends a block of
     text ends the paragraph.
 
     >>> without_links('Use [the form](https://a.example/forms "Forms"), or www.a.example. Call <b>ext. 7</b>.')

@@ -1,12 +1,12 @@
-r"""Output transforms: forms in which an attacker asks for an answer, so that a filter does not recognize a copy.
+r"""Output transforms: forms that an attacker requests for an answer, so that a filter does not recognize a copy.
 
-``keyed_cipher`` and ``added_letters`` are forms that the guard does not decode: it counts them by their length.
-``first_document`` changes no letter: it asks for little at a time, so that no answer reaches a limit.
+The guard does not decode ``keyed_cipher`` and ``added_letters``: it counts them by their length. ``first_document``
+changes no letter. It requests short answers, which stay below limits.
 
-An attack is a crawler, an instruction to repeat the context, and a transform of the output (SECRET, arXiv 2510.02964;
-LeakDojo, Zhang et al. 2026). Each transform has an instruction, which follows a question; an encoder, which the
-simulated reader applies when instructed; and a decoder, which the attacker applies to the reply. Real models follow
-some instructions and not others.
+An attack combines a crawler, an instruction to repeat the context, and an output transform (SECRET, arXiv 2510.02964;
+LeakDojo, Zhang et al. 2026). Each transform has an instruction, an encoder and a decoder. The instruction follows a
+question. The simulated reader applies the encoder when instructed. The attacker applies the decoder to the reply. Real
+models follow only some of the instructions.
 
 >>> transform = TRANSFORMS["numbering"]
 >>> transform.encode("Herons nest late."), transform.decode("1. Herons 2. nest 3. late.")
@@ -32,13 +32,13 @@ _LETTER = re.compile(r"\S")
 
 @dataclass(frozen=True, slots=True)
 class OutputTransform:
-    """One transform.
+    """An output transform.
 
     Attributes:
         name: Its name.
-        instruction: What an attacker adds to a question.
-        encode: From a text to its form; paragraphs stay apart.
-        decode: From a form, which may be cut at its end, to the text.
+        instruction: Text that an attacker adds to a question.
+        encode: Encodes a text; paragraphs remain separate.
+        decode: Decodes a form, which may be truncated.
     """
 
     name: str
@@ -94,7 +94,7 @@ def _rot13(text: str) -> str:
 
 
 def _keyed(text: str, sign: int) -> str:
-    """Moves each letter in the alphabet by the next letter of ``KEY``, forwards or backwards."""
+    """Shifts each letter in the alphabet by the next letter of ``KEY``, forwards or backwards."""
     moved, at = list(text), 0
     for i, char in enumerate(text):
         if char.isascii() and char.isalpha():

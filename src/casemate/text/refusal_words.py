@@ -1,19 +1,17 @@
-"""Word classes of refusals in six languages: what a word contributes to a sentence that declines or answers.
+"""Word classes of refusals in six languages: the role of a word in a sentence that declines or answers.
 
-One line is a class and its words, in lower case without accents, except where an accent separates two words ("é" is
-a form of "to be", "e" means "and"). A star stands for any ending. A line with two classes contains verb forms that
-include their subject ("puedo": I can). The first class of a word counts. Words of no class are subject matter.
+A line contains a class and its words, in lower case without accents. An accent is kept if it separates two words ("é"
+is a form of "to be", "e" means "and"). A star matches any ending. A line with two classes contains verb forms that
+include their subject ("puedo": I can). A word belongs to its first class. Words without a class are subject matter.
 
-=========  =====================================================================================================
-NEG, NONE  negation; UN: words that include it
-I, YOU     the assistant, the reader; IT, HE: things referred to, third persons; AI: "assistant", "model"
-SRC        documents; GIVEN: "provided", "above"; INFO: "information", "detail"; ANSWER; REQ: "question"
-CAN, WILL  modal verbs; BE, DO, HAVE: auxiliary verbs; CONTAIN, STATE, FIND, KNOW, DET, ACT, REFUSE: what is declined
-SORRY      apologies; THANKS: courtesies; POLICY: rules, privacy; ACCESS; CONTACT: "please", "contact"
-LACK       missing, outside; ENOUGH, ONLY, WITHOUT: quantity and restriction
-BUT, SO    conjunctions, with BECAUSE, IF, AND, QUE; WH: question words; SAID: reported speech
-IN, ABOUT  prepositions; THE, NE: dropped
-=========  =====================================================================================================
+========= ===================================================================================================== NEG,
+NONE negation; UN: words that include it I, YOU the assistant, the reader; IT, HE: things referred to, third persons;
+AI: "assistant", "model" SRC documents; GIVEN: "provided", "above"; INFO: "information", "detail"; ANSWER; REQ:
+"question" CAN, WILL modal verbs; BE, DO, HAVE: auxiliary verbs; CONTAIN, STATE, FIND, KNOW, DET, ACT, REFUSE: what is
+declined SORRY apologies; THANKS: courtesies; POLICY: rules, privacy; ACCESS; CONTACT: "please", "contact" LACK missing,
+outside; ENOUGH, ONLY, WITHOUT: quantity and restriction BUT, SO conjunctions, with BECAUSE, IF, AND, QUE; WH: question
+words; SAID: reported speech IN, ABOUT prepositions; THE, NE: dropped =========
+=====================================================================================================
 """
 
 from __future__ import annotations
@@ -445,11 +443,11 @@ DROPPED = frozenset({"THE", "NE"})
 """Classes that carry no information."""
 
 Lexicon = tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]
-"""Classes by word, and classes by beginning of a word."""
+"""Classes by word, and classes by prefix of a word."""
 
 
 def _parsed(lines: str) -> Lexicon:
-    """Reads lines of a class and its words. A line that does not begin a class continues the last one."""
+    """Parses lines of a class and its words. A line without a class continues the previous one."""
     words: dict[str, tuple[str, ...]] = {}
     beginnings: dict[str, tuple[str, ...]] = {}
     classes: tuple[str, ...] = ()

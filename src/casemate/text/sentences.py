@@ -11,25 +11,29 @@ from casemate.text.tokens import NUMBER, STOP_WORDS, WORD, content_words, stem, 
 BLOCK_END = re.compile(
     r"\n\s*\n|\n(?=\s*(?:[-*+#•|>]|\{\x22|\d+[.)]\s|\[\d{1,2}:\d\d|\d\d?:\d\d(?::\d\d)?\s[^\n:]{1,40}:\s))"
 )
-"""End of a paragraph, list item, object of JSON lines, or message. A message begins with a time in brackets, or with a
-time and a name."""
+"""End of a paragraph, list item, object of JSON lines, or message.
+
+A message begins with a time in brackets, or with a time and a name.
+"""
 SENTENCE_END = re.compile(
     r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\b(?:Dr|Mr|Ms|St|No|vs)\.)(?<!\b(?:Mrs|e\.g|i\.e)\.)\s+(?=[^\sa-z])"
 )
-"""Space between two sentences: after a period that ends no common abbreviation, before anything but a small letter."""
+"""Space between two sentences: after a period that ends no common abbreviation, before any character except a small
+letter.
+"""
 _ANY_SENTENCE_END = re.compile(
     SENTENCE_END.pattern + r"|(?<=[。！？｡])(?![。！？｡」』”’）])\s*|(?<=[。！？｡][」』”’）])\s*|(?<=[।॥؟۔።။។])\s+"
 )
-"""The same, or the end of a sentence in another script; Chinese and Japanese put no space there."""
+"""The same, or the end of a sentence in other scripts; Chinese and Japanese have no space there."""
 _CLAUSE_SPACE = re.compile(
     r"(?<=[\u0e01-\u0e2e\u0e30-\u0e45\u0e47-\u0eff])[ \xa0]+(?=[\u0e00-\u0eff])"
     r"|(?<=[\u1000-\u1049])[ \xa0]+(?=[\u1000-\u1049])|(?<=[\u1780-\u17d3])[ \xa0]+(?=[\u1780-\u17d3])"
 )
 """Space between two clauses in Thai, Lao, Burmese and Khmer; not after the signs of repetition and abbreviation."""
 _SENTENCE_MARK = re.compile(r"[\u104a\u104b\u17d4\u17d5]")
-"""End of a sentence in Burmese and Khmer. Where it is used, a space is no end."""
+"""End of a sentence in Burmese and Khmer. In a text with such marks, a space does not end a sentence."""
 MIN_CLAUSE = 20
-"""Characters of a clause between spaces, at least; a space beside fewer, such as in a name, does not divide."""
+"""Minimum length of a clause between spaces; a space beside a shorter one, such as in a name, does not split."""
 _LABEL = re.compile(r"^(?:[-*#•>|]\s*)*(?:[A-Z][A-Z ,/&-]+|[A-Z][\w/]*(?: [a-z]+){0,2}):\s+(?=\S)")
 _CLAUSE_END = re.compile(
     r";\s+|,\s+(?=(?:but|whereas|while|although|and (?:the|an?|this|these|that|it|they|we|he|she|was|were|is|are))\b)"
@@ -43,7 +47,7 @@ _VERB_OR_ADVERB = re.compile(r"[a-z]{2}(?:ed|ly)$")
 
 
 def sentences(text: str) -> list[str]:
-    """Splits a text at the ends of sentences, paragraphs and list items. Only the space between them is removed.
+    """Splits a text at the ends of sentences, paragraphs and list items, and removes only the space between them.
 
     >>> sentences("Dr. Ito came at 8. She left.")
     ['Dr. Ito came at 8.', 'She left.']
@@ -59,7 +63,7 @@ def sentences(text: str) -> list[str]:
 
 
 def _divided_at_spaces(text: str) -> list[str]:
-    """Divides a text at the spaces between clauses of ``MIN_CLAUSE`` characters, in scripts that have no other mark."""
+    """Splits a text at the spaces between clauses of ``MIN_CLAUSE`` characters, in scripts without other marks."""
     found, start = list[str](), 0
     for space in () if _SENTENCE_MARK.search(text) else _CLAUSE_SPACE.finditer(text):
         if space.start() - start >= MIN_CLAUSE and len(text) - space.end() >= MIN_CLAUSE:
@@ -88,10 +92,10 @@ def proper_nouns(text: str) -> list[str]:
 
 
 def restore_names(question: str, text: str) -> str:
-    """Writes names in a question as in a text.
+    """Restores the capital letters of names in a question from a text.
 
-    A name is a word that the text has within a sentence, or before a capitalized word, with a capital letter, and
-    nowhere without it.
+    A name is a word that the text capitalizes within a sentence, or before a capitalized word, and never writes in
+    lower case.
 
     >>> restore_names("What do we have about priya Natarajan and bread?", "Priya Natarajan works. Bread is baked at 5.")
     'What do we have about Priya Natarajan and bread?'
@@ -122,7 +126,7 @@ def extract_sentences(question: str, text: str, most: int) -> str:
 
 
 def nearest_sentences(question: str, text: str, most: int) -> list[str]:
-    """Returns the sentences of ``extract_sentences``, each as it is in the text, without the space around it."""
+    """Returns the sentences of ``extract_sentences`` as in the text, without surrounding space."""
     asked = content_words(question)
     options = sentences(text)
     shared = [len(content_words(sentence) & asked) for sentence in options]
@@ -150,8 +154,7 @@ def clauses(text: str) -> list[str]:
 def terms(clause: str, known: Collection[str] = ()) -> list[str]:
     """Extracts candidate terms: runs of at most four words between stop words, verbs, numbers and punctuation.
 
-    The candidates are those of RAKE (Rose et al. 2010), restricted in length; verbs and adverbs are recognized by
-    their endings only.
+    The candidates are those of RAKE (Rose et al. 2010), with a length limit. Only endings identify verbs and adverbs.
 
     Args:
         clause: A clause.

@@ -1,7 +1,7 @@
 """Questions that documents contain: forum posts, collections of problems, lists of frequently asked questions.
 
-A user may ask such a question word for word. So a question that equals it is no sign that a client holds the document;
-only the rest of the document is. By rules, without a language model.
+A user may ask such a question word for word. So an equal question is no evidence that the client has the document; only
+words of the rest are. Questions are found by rules, without a language model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MIN_SHARE = 0.2
 MIN_ASKING = 0.5
 """Share of the blocks with a label that must ask something."""
 HEADING = ""
-"""Stands for questions that are the first line of a document, in place of a label."""
+"""Label of questions without a label: the first line of a document."""
 ASKS = re.compile(
     r"\W*(?:and |but |so |or |please,? )?(?:who(?:m|se)?|what|which|when|where|why|how|is|are|was|were|do|does|did|can|"
     r"could|will|would|shall|should|may|must|has|have|had|tell|explain|describe|list|name|give|show|find)\b",
@@ -31,8 +31,8 @@ _LABEL = re.compile(r"^[ \t]*(?:[#>*-]+[ \t]+)?\**([A-Z][^\W_]*(?: [^\W_]+){0,2}
 def question_labels(texts: Iterable[str]) -> tuple[str, ...]:
     r"""Labels of the questions that the documents of a collection contain, sorted.
 
-    A document counts if it begins with a labeled block that another one follows, or if its first line is a question
-    before further text. A title may precede the label.
+    A document counts if a labeled block begins it and another one follows, or if its first line is a question before
+    further text. A title may precede the label.
 
     Args:
         texts: Whole documents, with their titles.
@@ -61,7 +61,7 @@ def question_labels(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def stored_question(text: str, labels: Collection[str]) -> str:
-    r"""The question that a document contains, without its label; empty if it contains none.
+    r"""The question in a document, without its label; empty if it contains none.
 
     >>> stored_question("Patient: May I swim?\nDoctor: Yes.", ["Patient"])
     'May I swim?'
@@ -71,7 +71,7 @@ def stored_question(text: str, labels: Collection[str]) -> str:
 
 
 def without_question(text: str, labels: Collection[str]) -> str:
-    r"""A document without the question that it contains. A block with a label ends at the next label, or with the text.
+    r"""A document without its question. A labeled block ends at the next label, or at the end of the text.
 
     >>> without_question("Patient: May I swim?\nDoctor: Yes.", ["Patient"])
     'Doctor: Yes.'

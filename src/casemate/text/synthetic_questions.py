@@ -53,7 +53,7 @@ def generate_questions(
 def generate_with_documents(
     documents: Sequence[Document], count: int, rng: np.random.Generator, kinds: Sequence[str] = KINDS
 ) -> list[tuple[str, Document]]:
-    """The questions of ``generate_questions``, each with the document that it is about."""
+    """The questions of ``generate_questions``, each with its document."""
     found: list[tuple[str, Document]] = []
     while len(found) < count:
         document = documents[int(rng.integers(len(documents)))]
@@ -98,7 +98,7 @@ class _QuestionGenerator:
 
 
 def _content(text: str) -> list[str]:
-    """Content words as written."""
+    """Content words with their spelling in the text."""
     return [w for w in _TOKEN.findall(text) if w[0].isalnum() and w.lower() not in STOP_WORDS]
 
 

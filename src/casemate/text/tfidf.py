@@ -68,9 +68,9 @@ class TfIdf:
     def near_duplicates(self, row: int, threshold: float) -> set[int]:
         """Returns the other rows whose cosine similarity to a row is at least ``threshold``, in (0, 1].
 
-        The result is exact. Prefix filtering (Bayardo et al. 2007) restricts the comparison to rows that share one of
-        the row's rarest words: once the norm of the other words is below the threshold, they cannot reach it, by the
-        Cauchy-Schwarz inequality.
+        The result is exact. Prefix filtering (Bayardo et al. 2007) restricts the comparison to rows with one of the
+        row's rarest words. The norm of the other words is below the threshold. By the Cauchy-Schwarz inequality, a row
+        with only these words in common cannot reach it.
         """
         own = slice(self.starts[row], self.starts[row + 1])
         columns, values = self.columns[own], self.values[own]

@@ -26,8 +26,10 @@ STOP_WORDS = frozenset(
 )
 """English function words."""
 UNSAFE_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-"""Control characters, lone surrogates, noncharacters and bidirectional controls. On a terminal they can run commands or
-change how a line reads."""
+"""Control characters, lone surrogates, noncharacters and bidirectional controls.
+
+On a terminal they can run commands or change the displayed text.
+"""
 REPLACEMENT_CHARACTER = "\ufffd"
 """Replaces unsafe characters in output."""
 _MARKS = "".join(c for c in map(chr, range(0x300, 0x1C00)) if unicodedata.category(c) in ("Mn", "Mc"))
@@ -39,13 +41,15 @@ UNSPACED = (
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uac00-\ud7a3"
     r"\uf900-\ufaff\U00020000-\U0003ffff"
 )
-"""Letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, which put no space between words, and of Korean, in which
-one word has many endings; as ranges of a regular expression."""
+"""Letters of scripts whose words are not separated by spaces, or have many endings; as ranges of a regular expression.
+
+Thai, Lao, Burmese, Khmer, Japanese and Chinese have no spaces between words. Korean words have many endings.
+"""
 _UNSPACED_RUN = re.compile(f"([{UNSPACED}]+)")
 
 
 def whole_words(tokens: Iterable[str]) -> list[str]:
-    """Returns the tokens of a subword vocabulary that are whole words of ASCII letters, sorted, without marks.
+    """Returns the whole words of a subword vocabulary that consist of ASCII letters, sorted, without marks.
 
     A vocabulary marks either the tokens that continue a word (``##ing``) or those that begin one (``▁run``, ``Ġrun``).
 
@@ -67,10 +71,9 @@ def words(text: str) -> list[str]:
 
 
 def character_pairs(found: Iterable[str]) -> list[str]:
-    """Replaces the letters of ``UNSPACED`` scripts in some words by all pairs of neighbors; the rest stays as it is.
+    """Replaces words in ``UNSPACED`` scripts by all pairs of neighboring letters; other words are unchanged.
 
-    Without spaces, a sentence would be one word. Pairs are recognized without a dictionary (Lunde 2009, "CJKV
-    Information Processing").
+    Without spaces, a sentence would be one word. Pairs need no dictionary (Lunde 2009, "CJKV Information Processing").
 
     >>> character_pairs(["bridge", "北桥通行费3元"])
     ['bridge', '北桥', '桥通', '通行', '行费', '3', '元']
@@ -86,13 +89,13 @@ def character_pairs(found: Iterable[str]) -> list[str]:
 
 
 def content_words(text: str) -> frozenset[str]:
-    """Returns the stems of the words that are not stop words; of scripts without spaces, ``character_pairs``."""
+    """Returns the stems of the words that are not stop words; for scripts without spaces, ``character_pairs``."""
     found = words(text) if text.isascii() else character_pairs(words(text))
     return frozenset(map(stem, set(found) - STOP_WORDS))
 
 
 class FunctionCache(dict[K, V]):
-    """Values of a function, kept. It is emptied when it is full. Unlike in ``lru_cache``, a look-up writes nothing.
+    """Cache of a function's values. It is emptied when it is full. Unlike in ``lru_cache``, a look-up does not write.
 
     Args:
         function: Computes a value.
@@ -123,7 +126,7 @@ def _stem(word: str) -> str:
 
 
 stem = FunctionCache(_stem).__getitem__
-"""The stem of a word, see ``_stem``. Kept: texts share most words."""
+"""The stem of a word, see ``_stem``. Cached, because texts share most words."""
 
 NUMBER = re.compile(r"(?<![^\W_])(?<![A-Za-z]-)(?<!\d[.,])\d+(?:[.,]\d+)*")
 """A number in digits, with separators; not a number inside a code such as "B12" or "COVID-19"."""
@@ -158,7 +161,7 @@ def numbers(text: str) -> frozenset[str]:
 
 
 def keywords(text: str) -> list[str]:
-    """Returns the content words as written, in order, one per stem; no numbers and no words below three letters.
+    """Returns the content words as spelled, in order, one per stem, without numbers and words below three letters.
 
     >>> keywords("The tolls of the north bridge rose by 2.5 EUR: a toll too many.")
     ['tolls', 'north', 'bridge', 'rose', 'EUR']

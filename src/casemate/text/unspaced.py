@@ -1,8 +1,8 @@
 """Segments text in scripts without spaces between words: Chinese, Japanese, Thai, Lao, Khmer and Burmese.
 
-Rules on classes of characters, without a dictionary. A *cluster* is the smallest part that is not divided: a character
-with its vowel signs, a number, a run of katakana or of Latin letters. For Thai these are about the character clusters
-of Theeramunkong et al. 2000, "Character Cluster Based Thai Information Retrieval".
+The segmentation uses rules on character classes, without a dictionary. A *cluster* is the smallest indivisible part: a
+character with its vowel signs, a number, a run of katakana or of Latin letters. For Thai, clusters approximate the
+character clusters of Theeramunkong et al. 2000, "Character Cluster Based Thai Information Retrieval".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SPACELESS = (
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
     r"\U00020000-\U0003ffff"
 )
-"""Letters of the scripts that put no space between words; as ranges of a regular expression. Korean has spaces."""
+"""Letters of scripts without spaces between words; as ranges of a regular expression. Korean has spaces."""
 _SPACELESS_LETTER = re.compile(f"[{SPACELESS}]")
 _IDEOGRAPHS = r"\u3005-\u3007\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _IDEOGRAPH = re.compile(f"[{_IDEOGRAPHS}]")
@@ -42,7 +42,7 @@ _CLUSTER = re.compile(
 )
 _WHOLE = re.compile(rf"(?:{_NUMBER}|{_KATAKANA}{{2,}}+|[A-Za-z][A-Za-z\d]*+)\W*+\Z")
 MAX_INNER = 2
-"""Clusters of a part of the question inside a piece, at most."""
+"""Maximum number of clusters of a part of the question inside a piece."""
 _HIRAGANA = re.compile(r"[\u3041-\u309f]+")
 _PARTICLES = (
     "から まで より には では とは への です ます でした ました である だった だ する して した します しました "
@@ -70,7 +70,7 @@ _ONLY_PARTICLES = re.compile(f"(?:{_any_of(_PARTICLES)})++")
 
 
 class Cluster(NamedTuple):
-    """The smallest part of a text that is not divided.
+    """The smallest indivisible part of a text.
 
     Attributes:
         text: Its letters.
@@ -115,7 +115,7 @@ clusters = FunctionCache(_clusters, 1 << 10).__getitem__
 
 
 def text_parts(run: str) -> frozenset[str]:
-    """Returns what a run of letters of a text may have in common with ``asked_parts``.
+    """Returns the parts of a run of letters that are compared with ``asked_parts``.
 
     These are pairs of neighboring clusters, ideographs, and clusters that are words by themselves.
 
@@ -128,10 +128,10 @@ def text_parts(run: str) -> frozenset[str]:
 
 
 def asked_parts(run: str) -> frozenset[str]:
-    """Returns what a run of letters of a question asks about: pairs of neighboring clusters without function words.
+    """Returns the content of a run of letters of a question: pairs of neighboring clusters without function words.
 
     A cluster between function words counts alone if it is an ideograph, a number, or a word by itself. An ideograph
-    before other hiragana than function words does, too: these are the ending of a verb.
+    before a verb ending counts, too; verb endings are hiragana that are not function words.
 
     >>> sorted(asked_parts("北桥是什么时候开放的"))
     ['北桥', '开放']
@@ -173,9 +173,9 @@ class Piece(NamedTuple):
 
 
 def pieces(run: str, asked: frozenset[str]) -> list[Piece]:
-    """Divides a run of letters at the parts of a question that are longer than ``MAX_INNER`` clusters.
+    """Splits a run of letters at the parts of a question that are longer than ``MAX_INNER`` clusters.
 
-    Shorter ones, such as a unit of measurement, stay inside a piece. Function words at the ends are removed.
+    Shorter parts, such as a unit of measurement, stay inside a piece. Function words at the ends are removed.
 
     >>> [(piece.text, piece.asked) for piece in pieces("青柳桥于一九三二年开放", asked_parts("青柳桥何时开放"))]
     [('青柳桥', True), ('一九三二年', False)]
@@ -208,8 +208,8 @@ def _trimmed(found: Sequence[Cluster]) -> tuple[Cluster, ...]:
 def spans(found: tuple[Cluster, ...], most: int) -> set[str]:
     """Returns all parts of some clusters that can be words: two to ``most`` neighbors, or one that is whole.
 
-    None begins or ends with a function word. Two letters are no part, unless one is an ideograph: in an alphabet they
-    are most often a piece of a word.
+    No part begins or ends with a function word. Two letters are a part only if one is an ideograph: in an alphabet they
+    are usually a fragment of a word.
 
     >>> sorted(spans(clusters("三十元"), 8)), sorted(spans(clusters("东门和西门"), 2))
     (['三十', '三十元'], ['东门', '西门'])
