@@ -47,8 +47,9 @@ class DeferralRule:
     """Selects the tokens that the reference model decides.
 
     ``paper``, ``excess`` and ``opt`` defer all tokens of a position or none: all, if the draft's maximum probability is
-    below the reference's by a margin. ``token_copy`` defers tokens that are not among the most probable ones of the
-    reference, and copy tokens that the draft finds more than ``bound`` times as likely as the reference.
+    below the reference's by a margin. ``token_copy`` defers two kinds of tokens: those that are not among the most
+    probable ones of the reference, and copy tokens that the draft finds more than ``bound`` times as likely as the
+    reference.
 
     Attributes:
         name: One of ``RULES``.

@@ -16,10 +16,10 @@ def logistic_regression(
 ) -> tuple[Float64, float]:
     """Fits an L2-penalized logistic regression with sample weights: coefficients (f,) and intercept.
 
-    Minimizes sum_i w_i ln(1 + exp(-y_i (x_i . c + b))) + penalty |c|^2 / 2 over coefficients c and intercept b, by
-    Newton's method with a line search. With ``non_negative`` the coefficients stay at or above 0 (projected Newton,
+    Minimizes sum_i w_i ln(1 + exp(-y_i (x_i . c + b))) + penalty |c|^2 / 2 over coefficients c and intercept b. The
+    method is Newton's with a line search. With ``non_negative`` the coefficients stay at or above 0 (projected Newton,
     Bertsekas 1982). The intercept is neither penalized nor bounded. Features X, (n, f), are standardized; labels y,
-    (n,), are 1 and -1; weights w are at least 0; the penalty is above 0, so that separable classes have a finite
+    (n,), are 1 and -1; weights w are at least 0. The penalty is above 0, so that separable classes have a finite
     solution.
 
     >>> X, y = np.array([[-1.0], [0.0], [1.0]]), np.array([-1.0, -1.0, 1.0])

@@ -1,12 +1,12 @@
-"""Chunk recovery rate (CRR) and other measures of how much of a collection an extraction attack obtained.
+"""Chunk recovery rate (CRR) and other measures of the part of a collection that an extraction attack obtained.
 
 Only the operator can compute them; for the defender lower is better. Progress over a crawl is an array of first
 queries: for each chunk the number of the query, from 1, at which the event first happened; 0: never.
 
-Deviation: RAGFort (section 5.1) leaves open which ROUGE-L counts, and whether a chunk is compared with whole answers or
-with parts of them. Here F1 counts, a segment is an answer, a window of it or a list item in it, and the same segment
-must meet both conditions. Rates by recall and at other levels have separate names. Words are those of
-``text.tokens.words``: letters of any script, no stemming.
+Deviation: RAGFort (section 5.1) does not define which ROUGE-L counts, or whether a chunk is compared with whole answers
+or with parts of them. Here F1 counts. A segment is an answer, a window of it or a list item in it, and one segment must
+meet both conditions. Rates by recall and at other levels have separate names. Words are those of ``text.tokens.words``:
+letters of any script, no stemming.
 """
 
 from __future__ import annotations

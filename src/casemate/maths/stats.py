@@ -88,7 +88,7 @@ def proportion(successes: int, trials: int) -> Estimate:
 def predicted_share(successes: int, trials: int, n: int) -> tuple[float, float]:
     """95 % prediction interval of the share of successes in n >= 1 further trials, given earlier ones (beta-binomial).
 
-    The rate has the Jeffreys posterior Beta(s + 1/2, t - s + 1/2) and is integrated out, so the interval contains both
+    The rate has the Jeffreys posterior Beta(s + 1/2, t - s + 1/2) and is integrated out. So the interval contains both
     the uncertainty of the rate and the chance of the further trials. Its limits are multiples of 1 / n.
 
     Raises:

@@ -45,7 +45,7 @@ RUNS: Mapping[str, Run] = {
 }
 NAMES = tuple(RUNS)
 LOCK = "experiment.lock"
-"""Held in the folder of intermediate results while an experiment runs."""
+"""Lock file in the folder of intermediate results while an experiment runs."""
 DATA = "CASEMATE_DATA"
 """Environment variable with the folder of the evaluation data."""
 

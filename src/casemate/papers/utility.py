@@ -45,7 +45,7 @@ DIFFERS = (
     "DP-RAG's lines are in a table of their own, mirabel-table7, on records and a trained pair of models.",
 )
 SIMULATED = "It answers in sentences of the context only, so EM cannot exceed R. "
-"""Holds for the simulated reader."""
+"""A remark that applies to the simulated reader."""
 PAPER_READER = "The paper: Llama-3.1-8B, which knows many answers without retrieval."
 ONE_SIZE = "A given language model answers with five passages only; more take hours on a CPU."
 REMARKS = (

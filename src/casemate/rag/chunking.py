@@ -55,8 +55,8 @@ def split_text(text: str, spans: Sequence[tuple[int, int]], size: int, overlap: 
 
     A part ends at the last paragraph boundary in its last quarter, else at the last sentence boundary there, else at
     the last word boundary, else between two tokens. Tokens that share one character stay together, even if they exceed
-    the size. A part begins at the first sentence start among the last ``overlap`` tokens of the previous part, at most
-    half the size, else at the first word start there.
+    the size. A part begins at the first sentence start among the last ``overlap`` tokens of the previous part, else at
+    the first word start there. The overlap is at most half the size.
 
     Raises:
         ConfigError: If the size is not positive.

@@ -1,4 +1,4 @@
-"""Ingest: brings the index up to date with a corpus on disk, embedding only what has changed.
+"""Ingest: updates the index from a corpus on disk, embedding only new and changed sources.
 
 Work is committed in batches of whole sources. After an interruption, every batch that was reported as done is kept, and
 the next run continues from there.

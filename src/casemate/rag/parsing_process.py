@@ -176,7 +176,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def main() -> None:
-    """Runs the process. Standard output carries answers only; what a library prints goes to standard error."""
+    """Runs the process. Standard output contains answers only; output of libraries is redirected to standard error."""
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides: it closes the input

@@ -23,7 +23,7 @@ INSTRUCTIONS = (
 MAX_QUERY_CHARACTERS = 20_000
 GROWTH = 4  # factor by which a search is widened when too few hits may be used
 WIDE = 2000
-"""Hits from which a search is wide. It may read the whole index, as for a client that may read next to nothing."""
+"""Number of hits from which a search is wide. It may read the whole index, as for a client with few entitlements."""
 
 
 class Rag:

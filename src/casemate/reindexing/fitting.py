@@ -1,4 +1,4 @@
-"""Fits a re-indexing: a space in which topics lie apart, at a strength that preserves retrieval quality.
+"""Fits a re-indexing: a space in which topics are separated, at a strength that preserves retrieval quality.
 
 1. Topics: clusters of the chunks (``maths.clustering``).
 2. A mapping that separates them: a residual map (``supcon``) or a fine-tuned encoder (``lora``); none in mode ``gate``.

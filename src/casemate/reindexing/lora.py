@@ -86,8 +86,8 @@ def fine_tune(
 ) -> tuple[Adapter, TrainingResult]:
     """Trains an adapter with early stopping on held-out chunks. The embedder's model does not change.
 
-    ``training.mode`` says whether questions use the new encoder, too. The checkpoint is a file to resume from, written
-    at each evaluation. Returns the adapter at the best step, and the training curve.
+    ``training.mode`` selects whether questions use the new encoder, too. The checkpoint is a file to resume from,
+    written at each evaluation. Returns the adapter at the best step, and the training curve.
 
     Raises:
         ConfigError: If the device cannot be used.

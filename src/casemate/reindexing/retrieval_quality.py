@@ -1,7 +1,7 @@
 """Retrieval quality of a ranking, measured by known-item search on synthetic questions.
 
-Each question is a title, a first sentence or a run of words from one chunk: what people remember of a text. Its
-relevant source is the one it was taken from.
+Each question is a title, a first sentence or a run of words from one chunk, as a user may remember them. Its relevant
+source is the one that contains them.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class _BlasLimit:
 def single_blas_thread() -> _BlasLimit:
     """Context in which BLAS uses one thread in the whole process.
 
-    Queries arrive concurrently, and BLAS threads spin for milliseconds after each product on the cores that the
-    embedder needs: a query took four times as long. Changing the number for each search is as slow.
+    Queries arrive concurrently. BLAS threads spin for milliseconds after each product, on the cores that the embedder
+    needs: a query took four times as long. Changing the number for each search is as slow.
     """
     return _BlasLimit()

@@ -16,8 +16,10 @@ from casemate.runtime.files import write_error
 LOCKED_BYTE = 1 << 30
 """Windows locks bytes, which other processes then cannot read. This one is far beyond the content."""
 READ_TRIES, READ_PAUSE_S = 20, 0.05
-"""How often the holder is read, and the pause between: it writes its entry just after it acquires the lock. Windows
-tries a lock at the same pace."""
+"""Number of reads of the holder's entry, and the pause between: the holder writes it just after it acquires the lock.
+
+Windows tries a lock at the same pace.
+"""
 
 
 class LockHeld(BackendError):

@@ -9,7 +9,7 @@ from casemate.text.tokens import REPLACEMENT_CHARACTER
 
 
 async def stream_growth(texts: Iterator[str], empty: Exception | None = None) -> AsyncGenerator[str, None]:
-    """Streams what each text adds to the one before; a character waits until all its tokens are there.
+    """Streams the difference between successive texts; a character waits until all its tokens are there.
 
     Each step runs in a thread. ``empty`` is raised if there is no text.
     """

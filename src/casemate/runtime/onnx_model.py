@@ -1,7 +1,7 @@
-"""Writes ONNX models without the onnx package (35 MB with its dependencies): the few protobuf messages that it takes.
+"""Writes ONNX models by their few protobuf messages, without the onnx package (35 MB with its dependencies).
 
 Field numbers are those of onnx.proto (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto), which never change.
-``tests/unit/test_onnx_model.py`` reads what is written here with the onnx package and checks it.
+``tests/unit/test_onnx_model.py`` reads the models with the onnx package and checks them.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ async def _is_described(defense: Defense) -> None:
 
 
 async def _changes_nothing_it_is_given(defense: Defense) -> None:
-    """Queries, retrievals and answers stay unchanged, including document metadata."""
+    """Inputs stay unchanged: queries, retrievals and answers, including document metadata."""
     for what, retrieval in _cases():
         before, query = copy.deepcopy(retrieval), _asked()
         same = copy.deepcopy(query)
@@ -155,7 +155,7 @@ async def _hides_what_it_says(defense: Defense) -> None:
 
 
 async def _delivers_what_it_is_given(defense: Defense) -> None:
-    """Documents for the client are left out or shortened, and not added or moved."""
+    """Documents for the client are left out or shortened, not added or moved."""
     for what, retrieval in _cases():
         given = [h.document for h in retrieval.hits]
         before, left = copy.deepcopy(given), iter(given)
@@ -209,7 +209,7 @@ async def _wraps_a_generator(defense: Defense) -> None:
     prompt = Prompt(QUESTION, tuple(Document(f"d{i}", f"one two {i}") for i in range(3)), "Answer.")
     try:
         wrapped = defense.on_generate(_Parrot())
-    except CapabilityError:  # it needs more of a generator than ours can, and says so at wiring
+    except CapabilityError:  # it needs another generator, and raises this error at wiring
         return
     first = await join_stream(wrapped.stream(prompt))
     assert isinstance(first, str), f"the wrapped generator gave {first!r}"

@@ -111,7 +111,7 @@ def _agrees_with_a_scan(make: MakeIndex, exact: bool) -> None:
         index.rebuild()
         index.warm("a")
         agree(index, oracle, exact)
-    with _opened(make, fresh=False) as index:  # whatever was held is held
+    with _opened(make, fresh=False) as index:  # the reference is unchanged
         agree(index, oracle, exact)
 
 
@@ -250,7 +250,7 @@ def _loses_no_writer(make: MakeIndex, exact: bool) -> None:
 
 
 def _shows_one_moment(make: MakeIndex, exact: bool) -> None:
-    """A search concurrent with a writer sees a step completely or not at all, with matching similarity statistics."""
+    """A search concurrent with a writer reads a step completely or not at all, with matching similarity statistics."""
     rng = np.random.default_rng(10)
     with _opened(make) as index:
         q, done = unit_vectors(rng, 1)[0], threading.Event()
