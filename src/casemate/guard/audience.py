@@ -15,7 +15,7 @@ from casemate.types import Document, Query
 
 Unentitled: TypeAlias = Literal["full", "quorum", "nothing"]
 EntitlementFunction: TypeAlias = Callable[[Query, Document], object]
-"""Says whether the client of a query may read a document in full: exactly True if so."""
+"""Decides whether the client of a query may read a document in full: exactly True if so."""
 log = logging.getLogger(__name__)
 IGNORED = "the audience policy is not carried out in observe mode: every client reads full texts"
 """Warning to the operator if the guard observes and the policy restricts clients."""

@@ -1,7 +1,7 @@
 """The guard: a ``Rag`` with defenses. It is itself a ``Target``, so clients and attacks use both in the same way.
 
 A query passes ``ask`` (or ``stream``), ``retrieve``, every ``Defense.on_retrieve``, the generator, and every
-``Defense.on_answer``. Each verdict goes to the verdict log.
+``Defense.on_answer``. Each verdict is appended to the verdict log.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Guard:
     ) -> Guard:
         """Returns a copy of the guard with other instruments. The guard itself does not change.
 
-        Both share the system, the mode and the defenses, hence all state about clients.
+        Both share the system, the mode and the defenses, so they share all client state.
 
         Args:
             store: Receives the verdicts; None: the store of this guard.

@@ -1,4 +1,4 @@
-"""The turn: a user's question, with every query that a rewriter, a hybrid search or an agent asks to answer it.
+"""The turn: a user's question, with every query that a rewriter, a hybrid search or an agent derives from it.
 
 A rewritten question may retrieve a document that the guard withholds for the question itself. One leg of a hybrid
 search may return what another withholds. So within a ``turn`` every guard judges the user's question first. A document

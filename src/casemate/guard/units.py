@@ -1,12 +1,11 @@
-"""Units of independence: the documents behind which one source, one text or one declared interest stands.
+"""Units of independence: groups of documents with one source, one text or one declared interest.
 
-A unit is a source with all its chunks and edited copies, and all sources with a common value of a metadata key. Values
-are equal whatever their case, invisible characters, look-alike letters, and accents of Latin, Greek and Cyrillic
+A unit is a source with all its chunks and edited copies, and all sources with a common value of a metadata key. The
+comparison of values ignores case, invisible characters, look-alike letters, and accents of Latin, Greek and Cyrillic
 letters. Hiding withholds whole units, the two-world audit removes whole units, and ``quorum`` counts units.
 
-Units are formed at query time, from the hits (ADR 0015). A copy that ranks in the context has its original among the
-hits around it, for the two are about equally similar to every question. ``unit_sources`` forms a unit from the whole
-collection, for the audit.
+Units are formed at query time, from the hits (ADR 0015). Copy and original are about equally similar to every question,
+so they rank near each other. ``unit_sources`` forms a unit from the whole collection, for the audit.
 
 Near-duplicates as one group: Manku, Jain and Das Sarma 2007, "Detecting Near-Duplicates for Web Crawling", WWW.
 Deviation: the share of common words (``text.edited_copies``), not a fingerprint: dropped words and another order of the
@@ -35,9 +34,9 @@ MAX_COPIES = 20
 def group_units(hits: Sequence[Hit], keys: Sequence[str] = ()) -> list[tuple[Hit, ...]]:
     """Groups hits into units, to count them; best hit first.
 
-    The grouping is transitive. All hits that lack a value for a key are one unit: a document must not gain support by
-    leaving out its author, nor by copies with another figure. The number of copies is not limited. A short hit whose
-    words are all in another hit is in no unit, for it would count as one more; it does not unite the two sources.
+    The grouping is transitive. All hits without a value for a key are one unit: a document must not gain support by
+    leaving out its author, or by copies with another figure. The number of copies is not limited. A short hit whose
+    words are all in another hit is in no unit, because it would count as one more. It does not unite the two sources.
 
     Args:
         hits: By decreasing score.

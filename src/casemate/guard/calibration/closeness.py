@@ -1,12 +1,12 @@
 """Closeness of a question to one document: six features, each relative to the document's neighbors in the ranking.
 
-A question that contains a document, or asks about its facts one by one, stands out against the other hits: by
-similarity, and by words shared with this document alone. ``fitting`` learns from an owner's benign questions which
-closeness is unusual.
+A question may contain a document, or ask about its facts one by one. Such a document differs from the other hits by its
+similarity, and by words that only it has in common with the question. ``fitting`` learns from an owner's benign
+questions which closeness is unusual.
 
-Every feature is computed from one document and those ranked below it, and withheld documents can be left out. So the
-decisions can be made from the last document to the first, and the remaining ones are judged as if the withheld ones had
-never existed.
+Every feature is computed from one document and those ranked below it, and withheld documents can be left out. So
+decisions are made from the last document to the first. The remaining documents are judged as if the withheld ones did
+not exist.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _depth(score: float, similarity_stats: SimilarityStats) -> float:
 
 
 def _spacing(s: Sequence[float]) -> float:
-    """-log10 of the p-value that the best score stands out, by normalized spacings (Renyi 1953), with a maximum.
+    """-log10 of the p-value of the best score as an outlier, by normalized spacings (Renyi 1953), with a maximum.
 
     If the upper tail is exponential, with any location and scale, the spacings D_i = i (s_i - s_(i+1)) are independent
     and exponential. So D_1 / mean(D_2 ..) follows F(2, 2 v) for v further spacings.

@@ -189,7 +189,7 @@ class _Fitter:
         self.defense, self.rag, self.settings = defense, rag, settings
         self.progress: Progress = lambda count: None
         self.rng = np.random.default_rng(settings.seed)
-        self.salt = secrets.token_hex(32)  # secret, hence not from the seed
+        self.salt = secrets.token_hex(32)  # secret, so it does not depend on the seed
         self.labels: tuple[str, ...] = ()
 
     def empty(self, why: str) -> Calibration:
@@ -231,8 +231,8 @@ class _Fitter:
     def synthetic_questions(self, documents: Sequence[Document], stored: Sequence[str]) -> list[str]:
         """Returns generated questions, and stored ones in random order.
 
-        Beside stored questions, none that takes most words of a sentence is generated: users ask the stored questions
-        instead, and it would be as close as a probe to the rest of a short document.
+        With stored questions, no generated question takes most words of a sentence. Users ask the stored questions
+        instead, and such a question would be as close as a probe to the rest of a short document.
         """
         if not stored:
             return generate_questions(documents, self.settings.questions, self.rng)

@@ -43,10 +43,10 @@ MAX_CUSUM = 1e100
 
 
 def text_name(document: Document) -> str:
-    """Returns the name under which the words of a chunk are recorded: its id, and a digest of its title and text.
+    """Returns the key of the recorded words of a chunk: its id, and a digest of its title and text.
 
-    Words are recorded by their positions. A document that was replaced, and one of another collection on the same
-    event store, may have the same id and other words at these positions.
+    Words are recorded by their positions. A replaced document may have the same id and other words at these positions.
+    So may a document of another collection on the same event store.
     """
     content = document.content.encode(errors="surrogatepass")
     return f"{document.id}\n{hashlib.blake2b(content, digest_size=8).hexdigest()}"
@@ -101,7 +101,7 @@ class RecordedLimits:
         return {t: at for t, at in self._until.items() if at > now}
 
     def describe(self) -> list[str]:
-        """Says of which tenants all clients are restricted, and how to end it."""
+        """Describes the tenants whose clients are all restricted, and how to end it."""
         return [
             f"{describe_restriction(tenant, until)}; to end it: 'casemate client reset --tenant {tenant}'"
             for tenant, until in sorted(self.restricted().items())
@@ -109,7 +109,7 @@ class RecordedLimits:
 
 
 def describe_restriction(tenant: str, until: datetime) -> str:
-    """Says that all clients of a tenant are restricted, and why."""
+    """Describes the restriction of all clients of a tenant, with its reason."""
     when = f"{until:%Y-%m-%d %H:%M} UTC"
     return f"all clients of tenant {tenant!r} are restricted until {when}, since several appear to crawl together"
 
@@ -153,8 +153,11 @@ TENANT_TESTS = {
     "quotes": SequentialTest(0.01, {0.05: 1 / 3, 0.2: 1 / 3, 0.6: 1 / 3}),
     "echoes": SequentialTest(0.01, {0.05: 1 / 3, 0.2: 1 / 3, 0.6: 1 / 3}),
 }
-"""The tests on a tenant: an answer is the first of some client to reach the quote limit; a question is the first of
-some client that repeats answers to others, which were not repeated before."""
+"""The tests on a tenant.
+
+``quotes``: an answer is the first of some client to reach the quote limit. ``echoes``: a question is the first of some
+client that repeats answers to other clients; answers to clients that were repeated before do not count.
+"""
 SUSPICION = 10.0
 """Evidence above which a client is suspected, and in a suspected tenant alarmed by its next event: one event that
 benign clients seldom cause."""
@@ -289,10 +292,10 @@ class CrawlEvidence:
         return self._client(query).strongest
 
     def alarm_limit(self, query: Query) -> float:
-        """Returns the evidence from which the client is alarmed.
+        """Returns the evidence above which an alarm is raised for the client.
 
-        In a suspected tenant it is lower, but for what the client does then: a client that had more evidence before has
-        the usual limit until its next event.
+        In a suspected tenant it is lower, but only for later events of the client. A client with more evidence before
+        has the usual limit until its next event.
         """
         with self._lock:
             limit = self._alarm_limit(self._tenant(query.tenant), time.time())
@@ -369,8 +372,8 @@ class CrawlEvidence:
     ) -> None:
         """Records an answer.
 
-        An answer that reaches the limit is evidence, unless it is from chunks of such answers and tells nothing new:
-        the same question, asked again, is cut at the same word.
+        An answer that reaches the limit is evidence. Exception: its chunks are from such answers, and it discloses
+        nothing new. The same question, asked again, is cut at the same word.
 
         Args:
             query: The question.
@@ -536,8 +539,8 @@ class CrawlEvidence:
     def _tell(self, client: _ClientEvidence, tenant: _TenantEvidence, chunk: str, bits: int, at: float) -> None:
         """Adds disclosed words of a chunk.
 
-        Their age counts from the last event that disclosed new ones, not from the last showing: only new showings are
-        published, so other processes would forget the words earlier.
+        Their age counts from the last event that disclosed new ones, not from the last showing. Only new showings are
+        published, so other processes would expire the words earlier.
         """
         client.disclosed_words += (bits & ~client.disclosed.get(chunk, 0)).bit_count()
         client.disclosed[chunk] = client.disclosed.get(chunk, 0) | bits

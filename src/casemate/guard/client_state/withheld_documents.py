@@ -105,8 +105,8 @@ class WithheldDocuments(ClientSources):
     def add_evidence(self, tenant: str, client: str, source: str, e_value: float) -> None:
         """Multiplies the evidence by the e-value of one more question.
 
-        A CUSUM of e-values: it restarts at 1, and in the long run reaches 1 / alarm in at most one of 1 / alarm
-        benign questions (Shin et al. 2022). Each process multiplies its own e-values at once, others on arrival.
+        This is a CUSUM of e-values (Shin et al. 2022). It restarts at 1. In the long run it reaches 1 / alarm in at
+        most one of 1 / alarm benign questions. Each process multiplies its own e-values at once, others on arrival.
         """
         if self._multiply(tenant, client, source, e_value):
             self._publish(tenant, client, {"evidence": {source: e_value}})

@@ -1,18 +1,21 @@
 """Canary tokens: a watermark in every chunk of the prompt; an answer that contains one is cut.
 
 Xie et al. 2026, "Detecting RAG Extraction Attack via Dual-Path Runtime Integrity Game" (CanaryRAG), ACL (arXiv
-2604.10717). Two paths: the token must not appear in the answer; and when the same question is followed by a request for
-the token, the model must be able to give it. A question that makes the model omit tokens in the answer makes it omit
-them on this second path, too.
+2604.10717). First path: the token must not appear in the answer. Second path: the same question is followed by a
+request for the token, and the model must be able to repeat it. A question that makes the model omit tokens in the
+answer has the same effect on the second path.
 
 Deviation: a token consists of words and a checksum, by HMAC of request and chunk (``watermarks``), so it identifies the
 chunk and the request. It is recognized in disguises and with errors.
+
 Deviation: a token precedes the chunk's first sentence and recurs every ``spacing`` characters, so that a copy from the
 middle contains one.
-Deviation: a missing token on the second path is recorded and blocks nothing: models fail to give it to benign
-clients, too. The second path runs for a sample of the requests, concurrently with the answer.
-Deviation: tokens are inserted when the prompt goes to the generator, not at retrieval: after all filtering, wherever
-this defense is placed. Verdicts and other defenses see the original documents.
+
+Deviation: a missing token on the second path is recorded and blocks nothing: models also fail to repeat it to benign
+clients. The second path runs for a sample of the requests, concurrently with the answer.
+
+Deviation: tokens are inserted when the prompt is sent to the generator, not at retrieval: after all filtering, at any
+position of this defense. Verdicts and other defenses see the original documents.
 """
 
 from __future__ import annotations

@@ -1,19 +1,22 @@
 """Honeytokens: a planted credential in the instructions, planted records in the corpus, and detection of both.
 
 After the wiki page "Canary Queries" (honey-prompt canary tokens; "AI-Native LLM Security", p. 346-351), and, for the
-records, Wang et al. 2026, "MemPot" (PMLR v306): trap documents that a crawler retrieves and users hardly do. Tokens and
+records, Wang et al. 2026, "MemPot" (PMLR v306): trap documents that crawlers retrieve and users rarely do. Tokens and
 their recognition are in ``watermarks.honeytoken_keys``; ``monitor.honeytokens`` plants the records.
 
-No account uses the credential, so no legitimate answer contains it. Answers are searched while they are written, and
+No account uses the credential, so no legitimate answer contains it. Answers are searched while they are generated, and
 end before the first letter of the token; the event is recorded at that moment. Records are retrieved like all
-documents. A single one in a context is no evidence; several different ones are what a crawler cannot avoid.
+documents. One record in a context is no evidence. A crawler cannot avoid several different ones.
 
-Deviation: the page searches the finished answer for the token as written. Here text that could be the start of a token,
-in any disguise that ``watermarks.detection`` recognizes, is held back: 36 letters, at most 1,000 characters.
+Deviation: the page searches the finished answer for the token as written. Here the stream delays text that could be the
+start of a token in any disguise that ``watermarks.detection`` recognizes: 36 letters, at most 1,000 characters.
+
 Deviation: the page replaces the answer by a block message. Here it is cut, or is the usual "I don't know.": a block
-message would teach an attacker what to avoid.
-Deviation: a token that appears whole in the question is no secret to this client. It is recorded, as evidence of an
+message would inform an attacker.
+
+Deviation: a token that appears whole in the question is not secret from this client. It is recorded, as evidence of an
 earlier leak, and the answer is not cut: a cut would reveal the trap and protect nothing.
+
 Deviation: MemPot's sequential test is a count of distinct records here: ``records`` of them within ``hours``.
 """
 
@@ -188,7 +191,7 @@ class _PlantedCredentials:
         self.detector = WatermarkDetector(self.tokens)
 
     def detector_without(self, known: list[str]) -> WatermarkDetector:
-        """Detects all tokens but those that the client knows."""
+        """Detects all tokens except those that the client has."""
         return WatermarkDetector(self.tokens.keys() - set(known)) if known else self.detector
 
     def plant(self, prompt: Prompt, defense: HoneyToken) -> Prompt:

@@ -5,15 +5,17 @@ This Query Too Close to Home?", EMNLP Findings (arXiv 2505.22061). A query that 
 more similar to this document than the maximum of n chance similarities would be. Mirabel tests the largest similarity
 against the distribution of that maximum, and answers without the document when it is too large.
 
-Modes ``paper``, ``gumbel`` and ``exact`` implement that rule. Mode ``calibrated`` keeps the idea and replaces the
-distribution: the closeness of benign questions is learned from the owner's own (``casemate calibrate``), closeness is
-more than similarity (``calibration.closeness``), every document of the context is tested, and a document withheld from
-a client stays withheld.
+Modes ``paper``, ``gumbel`` and ``exact`` implement that rule. Mode ``calibrated`` replaces the distribution by the
+closeness of the owner's own benign questions (``casemate calibrate``). Closeness has more features than similarity
+(``calibration.closeness``). Every document of the context is tested, and a document withheld from a client stays
+withheld.
 
 Deviation: the paper scans the corpus for mean and standard deviation of the similarities. Here they are computed
 exactly from the corpus moments (``maths.moments.CorpusMoments``), at a cost independent of the corpus size.
+
 Deviation: the paper hides the nearest embedding. Here all chunks of the source document are hidden, because the next
 chunk of the same record would reveal as much.
+
 Deviation: below ``min_documents`` there is no decision; the distribution of the maximum is asymptotic.
 """
 
@@ -140,7 +142,10 @@ class Mirabel(CalibratedDefense):
         return Outcome(replace(retrieval, hits=_without(retrieval, hidden).hits), verdict)
 
     async def score(self, query: Query, retrieval: Retrieval, calibration: Calibration) -> Mapping[str, float]:
-        """See ``CalibratedDefense``. Computed at the default significance, hence independent of the operating point."""
+        """See ``CalibratedDefense``.
+
+        Computed at the default significance, so it does not depend on the operating point.
+        """
         return await _Decision(self, query, retrieval, calibration, CALIBRATED_SIGNIFICANCE, ()).scores()
 
     def judge(self, retrieval: Retrieval) -> Verdict:
@@ -177,10 +182,10 @@ class Mirabel(CalibratedDefense):
 class _Decision:
     """One question, judged in mode ``calibrated``.
 
-    From the last document of the context to the first, each is compared with the documents below it that stay, under
-    the similarity statistics without the documents above it. A withheld document is never compared with, so no decision
-    depends on it. The context ends at the first hit at which k documents are left: it equals the context of a
-    collection without the withheld documents.
+    Documents are judged from the last one of the context to the first. Each is compared with the remaining documents
+    below it, under the similarity statistics without the documents above it. A withheld document takes part in no
+    comparison, so no decision depends on it. The context ends at the first hit at which k documents remain: it equals
+    the context of a collection without the withheld documents.
     """
 
     def __init__(
@@ -394,7 +399,7 @@ class _Decision:
             "n": self.given.similarity_stats.n,
         }
         if not math.isfinite(limit):
-            evidence["undecided"] = self.calibration.source  # says what is missing
+            evidence["undecided"] = self.calibration.source  # names the missing part
         action, hidden = Action.HIDE if withheld else Action.NONE, _chunks(self.given, withheld)
         threshold = limit if math.isfinite(limit) else None
         return Verdict("mirabel", bool(withheld), action, score, threshold, hidden, evidence)

@@ -1,7 +1,7 @@
-"""Personal data in answers: what a finder recognizes is replaced by the name of its kind.
+"""Personal data in answers: replaces values that a finder recognizes by the name of their kind.
 
-The check that many guards for language models have; no paper. It protects single values, such as telephone numbers,
-from every client alike. It does not protect membership, and it finds what the finder knows.
+Many guards for language models have this check; no paper. It protects single values, such as telephone numbers, from
+every client. It does not protect membership, and it depends on the recall of the finder.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@ r"""Query filter: classifies questions as natural or as probing the documents be
 
 The agent-based detection of Naseh et al. 2025, "Riddle Me This! Stealthy Membership Inference for Retrieval-Augmented
 Generation", CCS (arXiv 2502.00306), a baseline of Mirabel's paper (arXiv 2505.22061, Section 3.1 and Appendix B). It
-sees the question only, so attacks phrased like benign questions pass: of the interrogation attack's questions it
-found 0 to 1.6 %. Use it as a first filter, never as the only defense.
+reads the question only, so attacks phrased like benign questions pass. It found 0 to 1.6 % of the interrogation
+attack's questions. Use it as a first filter, never as the only defense.
 
 Deviation: the papers refuse a flagged question, which informs the attacker. Here it is answered without any context, as
 if nothing had been found.
+
 Deviation: the prompt is our own.
+
 Deviation: without a language model, rules decide: orders to repeat the context, orders to ignore instructions,
 questions whether a text is stored, masks, text to continue, and long pastes.
 """

@@ -1,14 +1,16 @@
 """RAGDefender: estimates how many passages are poisoned, and removes those that resemble one another most. A baseline.
 
 Kim, Lee and Koo 2025, "Rescuing the Unpoisoned: Efficient Defense against Knowledge Corruption Attacks on RAG Systems"
-(ACSAC 2025, arXiv 2511.01268). No language model takes part. Grouping: for questions that one passage answers, two
-hierarchical clusters, of which the smaller is poisoned unless most passages share the most prominent terms (equations 1
-and 2); for questions that several passages answer together, the passages whose mean and median cosines are high.
+(ACSAC 2025, arXiv 2511.01268). It uses no language model. Grouping for questions that one passage answers: two
+hierarchical clusters. The smaller one is poisoned unless most passages share the most prominent terms (equations 1 and
+2). Grouping for questions that several passages answer together: the passages with high mean and median cosines.
 Identification: the passages with the highest sums over the most similar pairs (equations 4 to 7).
 
 Deviation: the system's embedder.
+
 Deviation: prominent terms are matched as words in lower case. The authors' code looks for lower-case terms as parts of
 the original text.
+
 Deviation: ``concentration`` follows the paper's text. The authors' code joins its two conditions with "or", and
 sometimes counts the other passages.
 """

@@ -1,4 +1,4 @@
-"""Contrastive re-indexing against extraction: ranks hits in a space where topics lie apart.
+"""Contrastive re-indexing against extraction: ranks hits in a space in which topics are separated.
 
 RAGFort, Section 4.2 (Li et al. 2026, "RAGFort: Dual-Path Defense Against Proprietary Knowledge Base Extraction in
 Retrieval-Augmented Generation", AAAI, arXiv 2511.10128): its inter-class path. An extraction attack derives its next
@@ -6,10 +6,12 @@ question from what it has extracted. If a question about one topic retrieves not
 the topic. ``casemate reindex`` learns topics and mapping (``casemate.reindexing``, with the deviations of each part).
 
 Deviation: the paper replaces the vectors in the index. Here the index keeps the embedder's vectors, because other
-defenses rely on these similarities, and the best ``candidates`` are re-ranked: the order of the hits is that of the new
+defenses rely on these similarities. The best ``candidates`` are re-ranked: the order of the hits is that of the new
 space, their scores are those of the embedder.
-Deviation: the strength of the mapping is bounded by its cost: the share of synthetic questions that find their source
+
+Deviation: the strength of the mapping is bounded by its cost. The share of synthetic questions that find their source
 may fall by a stated amount at most (``reindexing.fitting``). The paper has no such bound.
+
 Deviation: mode ``gate`` is our own: no mapping; a chunk of another topic than the question's loses a little.
 
 The index, and all defenses that rely on it (Mirabel), use the plain embedder in every mode. Mode ``lora`` ranks with
@@ -47,7 +49,7 @@ ROUNDING = 1e-6
 
 @dataclass(eq=False)
 class Reindex(Defense):
-    """Re-ranks hits so that topics lie apart; removes nothing. Place it after every defense that withholds documents.
+    """Re-ranks hits to separate topics; removes nothing. Place it after every defense that withholds documents.
 
     Attributes:
         mode: The kind of mapping, as in ``casemate reindex``. ``adapter``: chunks and questions are mapped.

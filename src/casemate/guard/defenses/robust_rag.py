@@ -1,16 +1,19 @@
 """RobustRAG: isolated answers to each passage, aggregated by keywords or token by token. A baseline of ``quorum``.
 
 Xiang et al. 2024, "Certifiably Robust RAG against Retrieval Corruption" (arXiv 2405.15556). Keyword aggregation: words
-that enough isolated answers contain; the model writes the answer from them. Decoding aggregation: the next token that
-the passages favor together; where they do not agree, the token that the model would write without passages.
+that enough isolated answers contain; the model writes the answer from them. Decoding aggregation: the next token with
+the highest joint probability over the passages. Where they do not agree, it is the model's token without passages.
 
 Keywords, counts and the composition by rules are those of ``quorum``. With as many answers as its threshold needs, and
 without jitter and equal units, both release the same words.
 
 Deviation: keywords are those of ``quorum.keywords``: content words, numbers and names. Words of the question do not
 count. The authors take phrases by parts of speech, with spaCy.
-Deviation: without a ``writer``, the best sentences speak for a passage, and rules compose the answer.
+
+Deviation: without a ``writer``, the best sentences of a passage are its answer, and rules compose the final answer.
+
 Deviation: if no word is released, the answer is unknown. The authors then ask the model without keywords.
+
 Deviation: decoding forbids no first tokens. The authors forbid three that their models begin refusals with.
 """
 
@@ -58,7 +61,7 @@ WRITE = (
 
 @dataclass(eq=False)
 class RobustRAG(Defense):
-    """Answers from each passage alone, and gives what enough of these answers contain.
+    """Answers from each passage alone, and aggregates these answers.
 
     Attributes:
         aggregation: ``keywords`` or ``decoding``.

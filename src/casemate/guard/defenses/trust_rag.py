@@ -3,12 +3,16 @@
 Zhou et al. 2025, "TrustRAG: Enhancing Robustness and Trustworthiness in Retrieval-Augmented Generation" (arXiv
 2501.00879). Stage 1: poisoned texts about one question resemble one another. K-means forms two clusters. A cluster of
 nearly equal passages is removed; in the other, passages with long common subsequences of words are removed. Stage 2:
-the model writes what it knows without documents, consolidates it with the passages, and answers from the result.
+the model writes its own knowledge without documents, consolidates it with the passages, and answers from the result.
 
 Deviation: K-means is spherical, best of ten starts. The authors cluster the same unit vectors with Euclidean K-means.
+
 Deviation: the system's embedder; the authors use SimCSE. Their limits of .88 and .25 are kept.
+
 Deviation: words are compared without stemming.
+
 Deviation: the prompts are our own.
+
 If all passages are removed, the generator reads none, as in the authors' code. The event reports it.
 """
 

@@ -1,12 +1,13 @@
 r"""Detects watermark tokens in disguised text, and filters them out of a stream.
 
-A token is found in all forms that ``text.disguises`` decodes, reversed by letter or by word, rotated or mirrored in the
-alphabet (ROT13 and all others), without its vowels, and with two letters wrong, missing or added. Two adjacent words of
-the three suffice, or all three anywhere. Two wrong letters leave one word intact; looking up intact words finds any
-number of tokens in one pass. Rotated tokens and those without vowels are found only without errors.
+A token is found in all forms that ``text.disguises`` decodes, and reversed by letter or by word. It is also found
+rotated or mirrored in the alphabet (ROT13 and all others), without its vowels, and with two letters wrong, missing or
+added. Two adjacent words of the three suffice, or all three anywhere. Two wrong letters leave one word intact; looking
+up intact words finds any number of tokens in one pass. Rotated tokens and those without vowels are found only without
+errors.
 
-A stream holds back ``HELD_LETTERS`` letters. Of forms with many letters for each letter of the token
-(spelling alphabets), it may release the first part before it finds the rest.
+A stream is delayed by ``HELD_LETTERS`` letters. Of forms with many letters for each letter of the token (spelling
+alphabets), the filter may release the first part before it finds the rest.
 
 Not detected: other letters inserted between the letters, phonetic substitutes, keyed ciphers, and paraphrases.
 """
@@ -32,9 +33,9 @@ from casemate.types import UNKNOWN
 MAX_ERRORS = 2
 """Letters that may be wrong, missing or added."""
 HELD_LETTERS = 36
-"""Letters that a stream holds back: a token with errors in base64, the longest code, plus a margin."""
+"""Letters by which a stream is delayed: a token with errors in base64, the longest code, plus a margin."""
 MAX_HELD = 1000
-"""Maximum number of characters held back, for text with few letters."""
+"""Maximum number of delayed characters, for text with few letters."""
 SEARCH_INTERVAL = 16
 """New characters after which a stream is searched again."""
 _TWO_WORDS = 2 * WORD_LETTERS - 1
@@ -140,7 +141,7 @@ class WatermarkDetector:
 
 
 class WatermarkFilter:
-    """Searches a stream for tokens, and holds back text that could be the start of one.
+    """Searches a stream for tokens, and delays text that could be the start of one.
 
     Attributes:
         found: The first match; no text passes after it.
@@ -191,7 +192,7 @@ class WatermarkFilter:
         return "" if self.found else rest
 
     def _release(self, count: int) -> str:
-        """Releases characters, unless the held text contains a token."""
+        """Releases characters, unless the delayed text contains a token."""
         if self.found is None:
             self.found = self._detector.best_match(DecodedText(self._held))
         if self.found:

@@ -1,15 +1,17 @@
 """Constrained cascade: prevents extraction of chunks by making the model recite them.
 
 Pan et al. 2026, "RAGFort: Dual-Path Defense Against Proprietary Knowledge Base Extraction in Retrieval-Augmented
-Generation", AAAI, section 4.3, with the token-specific rules of Narasimhan et al. 2025 (arXiv 2405.19261). A small
-draft model proposes tokens and a large reference model checks them; where the answer copies a chunk, the reference
+Generation", AAAI, section 4.3. The token-specific rules are those of Narasimhan et al. 2025 (arXiv 2405.19261). A small
+draft model proposes tokens and a large reference model checks them. Where the answer copies a chunk, the reference
 decides.
 
-Deviation: in the paper the reference sees what the draft sees. Instructed to recite, it recites, and a better model
-more faithfully. Here, by default, it does not see the chunk that is being copied (``ablated``). No copy token is then
-more than C + 1 times as likely as if the chunk had not been retrieved. ``same`` is the paper's view.
-Deviation: the paper does not define when a chunk is copied. Here it is while a run of its tokens is as long as ``run``,
-and from when ``budget`` of them are quoted to the end of the answer: short quotations remain possible.
+Deviation: in the paper the reference has the same context as the draft. Instructed to recite, it recites, and a better
+model recites more exactly. Here, by default, its context lacks the chunk that is being copied (``ablated``). No copy
+token is then more than C + 1 times as likely as if the chunk had not been retrieved. ``same`` is the paper's view.
+
+Deviation: the paper does not define when a chunk is copied. Here it is copied while a run of its tokens is as long as
+``run``. From ``budget`` quoted tokens on, it is copied until the end of the answer. Short quotations remain possible.
+
 Deviation: the paper has no cascade for models without token probabilities; see ``rewriting``. Further deviations are
 documented in ``casemate.maths.cascade`` and ``decoding``.
 """

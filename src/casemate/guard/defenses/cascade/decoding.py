@@ -1,16 +1,20 @@
-"""Block-speculative decoding of one answer by a draft model and a reference (RAGFort, Algorithm 1, repaired).
+"""Block-speculative decoding of one answer by a draft model and a reference (RAGFort, Algorithm 1, corrected).
 
 In a block the draft model proposes tokens and the reference reads them all in one pass. Each is accepted or rejected in
 turn; the first rejected one is resampled and ends the block. If all are accepted, a bonus token follows.
 
 Deviation: lines 1-3 never draw the tokens that are verified later; here x ~ q.
-Deviation: the loops of lines 5 and 10 have different ranges; here the reference gives the distributions of one position
+
+Deviation: the loops of lines 5 and 10 have different ranges. Here the reference gives the distributions of one position
 more than was drafted, and the last one is for the bonus token.
+
 Deviation: line 14 accepts with p / q, which is correct only if r is the same for all tokens; here with pi / q.
-Deviation: lines 22 and 24 contradict the text on the bonus token: it comes from the reference's distribution, as the
-text says, or from pi (``bonus``). With the latter every token of an answer is drawn from pi.
-Deviation: at temperature 0 the distributions would be degenerate, and the rule with them; here the rule uses the
-distributions of temperature 1, and the likeliest token of pi is selected.
+
+Deviation: lines 22 and 24 contradict the text on the bonus token. It comes from the reference's distribution, as in the
+text, or from pi (``bonus``). With the latter every token of an answer is drawn from pi.
+
+Deviation: at temperature 0 the distributions, and the rule with them, would be degenerate. Here the rule uses the
+distributions of temperature 1, and the most probable token of pi is selected.
 """
 
 from __future__ import annotations
@@ -77,8 +81,8 @@ class DecodingStats:
         deferred: Verified tokens that the rule deferred to the reference.
         accepted: Verified tokens that were kept.
         contexts: Contexts that the reference read beside the full one.
-        flops_paper: Operations if a kept token costs a draft pass and any other a reference pass, the count under which
-            the paper saves any; both models read the prompt.
+        flops_paper: Operations by the paper's count: a draft pass for a kept token, a reference pass for any other one,
+            and both models read the prompt. Only this count shows savings.
         flops_honest: Operations of all passes made.
         flops_reference: Operations of the reference alone for an answer of this length.
     """

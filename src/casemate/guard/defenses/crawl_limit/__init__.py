@@ -1,23 +1,25 @@
 """Crawl limit: limits what one client can extract, and detects crawlers.
 
-Own work (METHODS C9, METHODS2 L). An extraction attack needs two things that users do not: the words of the chunks, and
-ever new chunks. So each answer may disclose a limited number of words of its context. Each client may be shown a
-limited number of distinct chunks a day, and be given a limited number of new words (``budget``). What an answer
-discloses is counted in whatever form it is written (``casemate.text.disclosure``); a form that cannot be read counts as
-a copy. Two sequential tests detect crawlers long before: one counts answers that reach the limit, one counts questions
-that repeat phrases of earlier answers. Both are CUSUMs of e-values. Their false-alarm rate is bounded as long as
-benign clients do these things as seldom as the test assumes (Shin, Ramdas and Rinaldo 2022).
+Own work (METHODS C9, METHODS2 L). An extraction attack needs two things that users do not need: the words of the
+chunks, and always new chunks. So each answer may disclose a limited number of words of its context. Each client may be
+shown a limited number of distinct chunks per day, and receive a limited number of new words (``budget``). Disclosed
+words are counted in any form of the answer (``casemate.text.disclosure``); an unreadable form counts as a copy.
 
-The response is graded (``Grade``). A suspected client gets shorter answers, and of each chunk only a share. It gets
-neither fewer documents nor extracts: its answers would no longer show whether it copies. An alarmed client, and a
-client that has reached its daily share, is answered from chunks it was shown before. An alarmed client, and one that
-has used most of its budget, is answered from extracts. Beyond the budget it is answered like a client that may read no
-source: by ``quorum``, or from no documents. When several clients of a tenant are alarmed, start to reach the limit at
-the same time, or repeat answers to one another, all clients of the tenant are suspected and share one record of
-disclosed words. In the last two cases, a client that then reaches the limit once, or repeats an answer to it once, is
-alarmed.
+Two sequential tests detect crawlers long before these limits. One counts answers that reach the limit, the other
+questions that repeat phrases of earlier answers. Both are CUSUMs of e-values. Their false-alarm rate is bounded while
+benign clients cause such events as rarely as the test assumes (Shin, Ramdas and Rinaldo 2022).
 
-Documents that are handed to the client itself are charged whole, to the same budgets (``delivery``).
+The response is graded (``Grade``). A suspected client gets shorter answers, and only a share of each chunk. It gets
+neither fewer documents nor extracts, because its answers would no longer show whether it copies. An alarmed client, and
+a client that has reached its daily share, gets answers from chunks that it was shown before. An alarmed client, and one
+that has used most of its budget, gets answers from extracts. Beyond the budget, a client is treated as one that may
+read no source: it gets answers of ``quorum``, or from no documents.
+
+Several clients of a tenant may be alarmed, start to reach the limit at the same time, or repeat answers to one another.
+Then all clients of the tenant are suspected and share one record of disclosed words. In the last two cases, one further
+event suffices for an alarm: the client reaches the limit, or repeats an answer to it.
+
+Documents that are delivered to the client itself are charged in full, to the same budgets (``delivery``).
 
 Place it last in the list of defenses: it counts what is shown. In observe mode answers are measured and not cut.
 """
@@ -179,7 +181,7 @@ class CrawlLimit(Defense):
         return Outcome(replace(retrieval, hits=tuple(kept)), verdict)
 
     def describe_small_collection(self, chunks: int, k: int) -> str:
-        """Says that one client may be shown more than half of all chunks, and how to show it about a quarter.
+        """Warns if one client may be shown more than half of all chunks, and recommends a setting for about a quarter.
 
         Empty if it may not, or if a client with a single question a day may be shown as much.
 
@@ -380,7 +382,7 @@ class CrawlLimit(Defense):
 
 
 def daily_share_notes(defenses: Iterable[Defense], chunks: int, k: int) -> Iterator[str]:
-    """Yields what ``describe_small_collection`` says of each ``crawl_limit``."""
+    """Yields the results of ``describe_small_collection`` for each ``crawl_limit``."""
     limits = (defense for defense in defenses if isinstance(defense, CrawlLimit))
     yield from filter(None, (limit.describe_small_collection(chunks, k) for limit in limits))
 

@@ -254,10 +254,10 @@ class DisclosureMeter:
         return [(bits | hidden) & ~known for bits, hidden, known in zip(masks, self._hidden, before, strict=True)]
 
     def _find_hidden(self) -> list[int]:
-        """Returns the words of each chunk that unreadable words may stand for.
+        """Returns the words of each chunk that unreadable words may encode.
 
-        They may stand for any words. They count as words that were not disclosed to the client, those first that were
-        not disclosed to the tenant, chunk by chunk.
+        They may encode any words. They count as words that were not disclosed to the client, first those that were not
+        disclosed to the tenant, chunk by chunk.
         """
         left, counter = self.counter.unreadable_words, self.counter
         hidden = [0] * len(self.names)
@@ -297,7 +297,7 @@ class DisclosureMeter:
         return exposed, least
 
     def record(self) -> None:
-        """Records what was sent, which may be less than what was read, and closes the meter."""
+        """Records the text that was sent, which may be less than the text that was generated, and closes the meter."""
         try:
             text = "".join(self.sent)
             if self.cut or self.counter.undecoded_letters:  # it may have ended before it was read

@@ -45,14 +45,14 @@ from casemate.types import UNKNOWN, Action, Hit, Outcome, Prompt, Query, Retriev
 NAME = "quorum"
 SECRET_CHARACTERS = 16
 CHUNKS_PER_UNIT = 4
-"""Chunks that are grouped, for each unit that may be heard: bounds the time if one source has many chunks."""
+"""Number of grouped chunks per unit of the limit: bounds the time if one source has many chunks."""
 READ_SENTENCES = 3
 """Sentences of a unit that a writer reads, at most."""
 
 
 @dataclass(eq=False)
 class Quorum(Defense):
-    """Replaces the sources that a client may not read in full by what at least ``support`` units state.
+    """Replaces the sources that a client may not read in full by statements of at least ``support`` units.
 
     Acts on hits that the client may not read in full, by ``guard.audience`` or because its budget is used up
     (``crawl_limit``). Without such hits it changes nothing.
@@ -63,10 +63,10 @@ class Quorum(Defense):
             question of a client that has all other documents reveals a unit less often; many questions still do.
         secret: Key of the jitter, at least 16 characters, the same in all gateways.
         period_days: Days after which the jitter is drawn again and budgets begin again, at least 1.
-        units: N: largest number of units that are heard.
+        units: N: largest number of units that contribute.
         words: L: largest number of keywords of one unit.
-        sentences: Largest number of sentences that speak for a unit.
-        floor: Least cosine similarity of a chunk to the question, in [-1, 1]. Chunks below are not heard.
+        sentences: Largest number of sentences that a unit contributes.
+        floor: Least cosine similarity of a chunk to the question, in [-1, 1]. Chunks below it are ignored.
         unit_keys: Metadata keys that unite sources to one unit, such as ``author``. All sources without a value are
             one unit.
         writer: A generator that answers the question from each unit alone, all at once; none: its best sentences.
@@ -74,13 +74,13 @@ class Quorum(Defense):
             ``gateway.timeout_s``: otherwise one document on which the writer hangs prevents every answer. In a batch,
             it can make the other units exceed it, too.
         epsilon: Budget of differential privacy of a unit in one period, over all clients, above 0; none: no noise. Then
-            ``support``, ``jitter``, ``secret`` and ``units`` have no effect: all units above the floor are heard, and
-            noise decides. Needs ``casemate[dp]``.
+            ``support``, ``jitter``, ``secret`` and ``units`` have no effect: all units above the floor count, and the
+            noise determines the result. Needs ``casemate[dp]``.
         delta: Probability that the bound of ``epsilon`` fails, in (0, 1).
         answers: T: number of answers with ``words`` keywords each that a unit's budget covers, at least 1. The noise
             grows with its square root.
         break_glass: B: number of answers that one unit may give alone in one period, over all clients; 0: none.
-        store: The system's; receives the costs of isolated answers, and holds the budgets.
+        store: The system's; receives the costs of isolated answers, and stores the budgets.
     """
 
     support: int = 3
@@ -193,7 +193,7 @@ class Quorum(Defense):
     async def _counted(self, query: Query, units: Sequence[Sequence[Hit]]) -> tuple[Composition, dict[str, Any]]:
         """Answers from what enough units state; with the certificate."""
         question = AskedQuestion.of(query.text)
-        said, costs = await self._heard(query, question, units)
+        said, costs = await self._statements_of(query, question, units)
         release = Release.of(said, self._thresholds(query.tenant))
         answer = compose(question, release.levels)
         opened: dict[str, Any] = {}
@@ -228,11 +228,11 @@ class Quorum(Defense):
         assert self.private is not None
         if (repeated := self.private.cached(query)) is not None:
             return repeated, {"repeated": True, **self.private.noise()}
-        said, costs = await self._heard(query, AskedQuestion.of(query.text), units)
+        said, costs = await self._statements_of(query, AskedQuestion.of(query.text), units)
         answer, figures = await self.private.ask(query, said, [unit_names(unit, self.unit_keys) for unit in units])
         return answer, figures | costs
 
-    async def _heard(
+    async def _statements_of(
         self, query: Query, question: AskedQuestion, units: Sequence[Sequence[Hit]]
     ) -> tuple[list[Collection[Item]], dict[str, Any]]:
         """Returns what each unit states, and the costs of isolated answers. Units without its names are not asked."""

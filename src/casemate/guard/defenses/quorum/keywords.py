@@ -1,7 +1,7 @@
-"""What one unit states about a question: keywords, their forms, and pairs of neighboring keywords.
+"""Statements of one unit about a question: keywords, their forms, and pairs of neighboring keywords.
 
-Scripts without spaces have no words that two units write alike. There a unit states all spans of the pieces between the
-words of the question. Each span is counted as a whole.
+Scripts without spaces have no words in common spelling. There a unit states all spans of the pieces between the words
+of the question. Each span is counted as a whole.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ _PARTS = re.compile(f"({TOKEN.pattern})")
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
 _MARKS = re.compile(r"[*_`|]+")
 MIN_COVERAGE = 0.5
-"""Share of the question's words that a unit must contain to be heard. Below, it abstains. With a smaller share, more
-questions are answered, and more answers depend on a single unit."""
+"""Share of the question's words that a unit must contain; below it, the unit abstains.
+
+With a smaller share, more questions are answered, and more answers depend on a single unit.
+"""
 SPACELESS_COVERAGE = 2 / 3
 """The same in scripts without spaces, where names have no mark. With half, units about other names do not abstain
 (``benchmarks/unspaced.py``)."""
@@ -77,7 +79,7 @@ class Form(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two content words that follow each other in one sentence, whatever function words stand between them."""
+    """Two content words that follow each other in one sentence, ignoring function words between them."""
 
     first: str
     second: str
@@ -156,7 +158,7 @@ class AskedQuestion:
         lemmas: Its lemmas: words that an answer may repeat.
         type: Position of the expected type of answer in ``answering.TYPES``; None: open.
         lower: The text in lower case.
-        least: Share of its words that a unit must contain to be heard, see ``coverage``.
+        least: Minimum share of its words in a unit, below which the unit abstains; see ``coverage``.
     """
 
     stems: frozenset[str]
@@ -329,8 +331,8 @@ def _token(run: Sequence[_Word], before: Sequence[str], breaks: bool, starts: bo
 def best_sentences(question: AskedQuestion, text: str, title: str, most: int) -> tuple[Sentence, ...]:
     """Returns the sentences of a unit that answer the question best, in reading order; none: the unit abstains.
 
-    A sentence scores by the share of the question's words that it contains, half of what its neighbors add, and
-    whether it contains the expected type of answer. Depends on this unit and the question alone.
+    The score of a sentence is the share of the question's words in it, plus half of the share that its neighbors add.
+    It is higher with the expected type of answer. It depends on this unit and the question alone.
     """
     if question.coverage(question.possible_stems(f"{title}\n{text}")) < question.least:
         return ()
@@ -345,8 +347,8 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
 def excerpt(question: AskedQuestion, unit: Document, most: int) -> Document | None:
     """Returns the sentences of a unit that a writer reads, in reading order; None: it lacks the question's names.
 
-    A small model answers from a text about another bridge as if it were the one that is asked about. Words of the
-    question need not occur, since a model knows other words for them. Depends on this unit and the question alone.
+    A small model answers from a text about another bridge as if the question named it. Other words of the question need
+    not occur, since a model may use synonyms. The result depends on this unit and the question alone.
     """
     found, heading = read_text(unit.text), _heading(unit.title)
     if not question.has_names(heading.union(*(s.stems for s in found))):
@@ -362,7 +364,10 @@ def _heading(title: str) -> frozenset[str]:
 
 
 def _ranked(question: AskedQuestion, found: Sequence[Sentence], heading: frozenset[str]) -> list[tuple[float, int]]:
-    """Worth and position of each sentence, the best first. It is not positive if the sentence says nothing new."""
+    """Score and position of each sentence, the best first.
+
+    The score is not positive if a sentence states nothing new.
+    """
     titled = heading & question.stems
     covered = [(s.stems & question.stems) | titled for s in found]
     rows = []
@@ -400,7 +405,7 @@ def statements(question: AskedQuestion, chosen: Sequence[Sentence], most: int) -
 
     Args:
         question: The question. Its words do not count as keywords.
-        chosen: The sentences that speak for the unit.
+        chosen: The sentences that the unit contributes.
         most: L.
     """
     ranked: list[tuple[float, int, int, _Part]] = []

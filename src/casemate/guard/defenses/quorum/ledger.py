@@ -113,7 +113,7 @@ class Ledger:
         return f"quorum {self.purpose} {self.period_days}d{period}"
 
     def _entry(self, prefix: str, tenant: str, name: UnitName) -> str:
-        """Name of the quota. A digest stands for the unit: names of sources may be long or identify a person."""
+        """Name of the quota, with a digest of the unit: names of sources may be long or identify a person."""
         text = repr((tenant, name)).encode("utf-8", "surrogatepass")
         kind = "source" if name[0] == "source" else "key"
         return f"{prefix} {kind} {hashlib.blake2b(text, digest_size=16).hexdigest()}"

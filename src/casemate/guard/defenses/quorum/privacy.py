@@ -1,24 +1,25 @@
 """Differentially private release of keywords: a histogram with Gaussian noise and a threshold, and its budget.
 
 Each unit adds 1 to the count of at most L keywords. A keyword is released if its count plus Gaussian noise reaches the
-threshold tau. Keywords that no unit states are never drawn, so the domain is unbounded; tau keeps the probability small
-that a keyword of one unit alone is released. Stability-based histogram: Korolova et al. 2009, "Releasing Search Queries
-and Clicks Privately"; with Gaussian noise: Wilkins et al. 2024, "Exact Privacy Analysis of the Gaussian Sparse
-Histogram Mechanism", restated in arXiv 2412.10357.
+threshold tau. Keywords that no unit states are never drawn, so the domain is unbounded. tau bounds the probability that
+a keyword of a single unit is released. Stability-based histogram: Korolova et al. 2009, "Releasing Search Queries and
+Clicks Privately". With Gaussian noise: Wilkins et al. 2024, "Exact Privacy Analysis of the Gaussian Sparse Histogram
+Mechanism", restated in arXiv 2412.10357.
 
 Neighboring collections differ in one unit, added or removed. The budget of a unit counts the keywords that it stated,
-over all questions of all clients in a period. A unit without budget is not heard, which affects this unit only:
-Feldman and Zrnic 2021, "Individual Privacy Accounting via a Renyi Filter" (arXiv 2008.11193), applied to retrieval by
+over all questions of all clients in a period. A unit without budget is left out, which affects this unit only: Feldman
+and Zrnic 2021, "Individual Privacy Accounting via a Renyi Filter" (arXiv 2008.11193), applied to retrieval by
 Private-RAG (arXiv 2511.07637). For Gaussian noise the losses of all orders are multiples of one number, and the filter
-holds in terms of Gaussian differential privacy: Koskela et al. 2023, "Individual Privacy Accounting with Gaussian
+is valid in terms of Gaussian differential privacy: Koskela et al. 2023, "Individual Privacy Accounting with Gaussian
 Differential Privacy" (arXiv 2209.15596).
 
 Guarantee: with kappa = delta / 2 and mu as in ``PrivateHistogram``, everything that is released in a period is
 (epsilon, delta)-differentially private for each unit. Without keywords of this unit alone, the releases are
-mu-Gaussian-private, because the squared losses n / sigma^2 of its n keywords add up to at most T L / sigma^2, which is
-mu^2. One of its own keywords is released with probability at most kappa in total.
+mu-Gaussian-private. The squared losses n / sigma^2 of its n keywords add up to at most T L / sigma^2, which is mu^2.
+One of its own keywords is released with probability at most kappa in total.
 
 Deviation: one delta for all answers of a period. Private-RAG converts the Renyi budget of each query.
+
 Deviation: no noise is added to a number. A keyword with count c is drawn with the probability P(c + noise >= tau) =
 Phi((c - tau) / sigma), which is the same distribution. So no floating-point noise can reveal a count by its low bits
 (Mironov 2012). The probabilities are rounded to a relative error of about 1e-15, the draws to 2^-128.

@@ -44,7 +44,7 @@ class PrivateAnswers:
     async def ask(
         self, query: Query, said: Sequence[Collection[Item]], names: Sequence[Collection[UnitName]]
     ) -> tuple[Composition, dict[str, Any]]:
-        """Charges each unit for the keywords that it states, and answers from those that the noise lets through.
+        """Charges each unit for the keywords that it states, and answers from the released keywords.
 
         Args:
             query: The question.

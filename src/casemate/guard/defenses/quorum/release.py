@@ -50,7 +50,7 @@ class Release:
 
     Attributes:
         levels: Level of each released statement: how often its threshold can be doubled within its support. The answer
-            depends on the levels alone, hence on whether supports reach a threshold, its double, and so on.
+            depends on the levels alone, so on whether supports reach a threshold, its double, and so on.
         support: Number of units of every statement, for the operator.
         thresholds: The thresholds.
     """
@@ -244,7 +244,7 @@ class _Composer:
 
 
 def _longest(names: set[str]) -> set[str]:
-    """Leaves out names that are parts of others in a script without spaces. None are joined."""
+    """Leaves out names that are parts of others in a script without spaces. No names are joined."""
     if not any(map(is_spaceless, names)):
         return names
     kept, joined = set[str](), ""
@@ -261,7 +261,7 @@ def _key(name: str) -> str:
 
 
 def _repeats(name: str, said: str) -> bool:
-    """Whether half of a span, at one of its ends, was said: of a long text all windows are released."""
+    """Whether half of a span, at one of its ends, was released before; of a long text all windows are released."""
     if not (is_spaceless(name) and is_spaceless(said)):
         return False
     found = clusters(name)
