@@ -30,7 +30,7 @@ from casemate.system import App
 BEARER = Depends(HTTPBearer(auto_error=False, description="An API key from `casemate key create`."))
 """Documents the authentication in the OpenAPI schema; ``AdmissionMiddleware`` enforces it."""
 ADDRESSES = {"api": "/v1", "schema": "/openapi.json", "dashboard": f"{ROOT}/", "health": "/healthz"}
-"""Answer to ``GET /``, which needs no key: it tells nothing about this gateway."""
+"""Response to ``GET /``, which needs no key: it reveals nothing about this gateway."""
 
 
 class _Api(FastAPI):

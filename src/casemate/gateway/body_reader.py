@@ -22,8 +22,8 @@ BODIES_PER_OWNER, BODIES_AT_ONCE = 16, 64
 class BodyReader:
     """Reads bodies, and counts them by owner until their requests have ended.
 
-    A key that has too many uploads or bytes in progress is refused. Requests without a key have one owner together, so
-    there the upload that has waited longest is given up: a form that arrives at once passes.
+    A key that has too many uploads or bytes in progress is refused. All requests without a key have one owner. There,
+    the upload with the longest wait is aborted, so that a form that arrives at once passes.
     """
 
     def __init__(self, max_bytes: int, timeout_s: float) -> None:

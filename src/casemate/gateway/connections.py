@@ -1,13 +1,13 @@
-"""The connections of a server: accepts them, limits their number, and closes those that wait too long for their client.
+"""The connections of a server: accepts them, limits their number, and closes those with long waits for their client.
 
-At the limit, a new connection replaces one that waits for its client: of the address that has most of those, the one
-that has waited longest. So an address with many connections cannot displace those of others. That address, and those
-with more than half as many and more than ``FEW``, may together replace at most ``REPLACED_PER_S`` a second. Their
-further connections are reset before anything else is done for them: clients that lose a connection often open it again
-at once, and their requests would delay those of others. A trusted proxy has the connections of many clients, so it may
-replace any number.
+At the limit, a new connection replaces one that waits for its client: the oldest of the address with most waiting
+connections. So an address with many connections cannot displace those of others. A rate limit applies to this address,
+and to those with more than half as many and more than ``FEW``: together they may replace at most ``REPLACED_PER_S`` a
+second. Their further connections are reset immediately. Clients that lose a connection often reopen it at once, and
+their requests would delay those of others. A trusted proxy has the connections of many clients, so it may replace any
+number.
 
-An address of IPv6 is its /64 network, which usually belongs to one client.
+The address of an IPv6 client is its /64 network, which usually belongs to one client.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from casemate.gateway.errors import invalid_http
 BACKLOG, ACCEPTED_AT_ONCE = 2048, 32
 """Connections that may wait to be accepted, and those accepted before running requests continue."""
 FEW, REPLACED_PER_S = 8, 50
-"""An address with at most so many waiting connections may replace others without a limit; replacements a second of the
-addresses that have a limit, together."""
+"""Maximum number of waiting connections of an address without a rate limit; replacements per second of the others."""
 ACCEPT_RETRY_S = 1.0
 """Pause after the system had no descriptor or memory for a connection."""
 DESCRIPTORS = 32_768
@@ -400,7 +399,7 @@ def connection_options(section: GatewaySection) -> dict[str, Any]:
 
 
 def _descriptors() -> int:
-    """The limit of open files of this process; 1,024 where the system does not tell."""
+    """The limit of open files of this process; 1,024 if the system reports none."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,22 +1,22 @@
 """Rounds time-to-first-token up to a multiple of an interval, so latency does not reveal the guard's decision.
 
 A defense may spend more time on some questions: on the sentences of a suspicious one, or on a long list of hits when a
-document is withheld. So the generator starts at the next multiple of the interval after the request arrived. Everything
-later depends on context and answer, which are those of a corpus without the withheld documents.
+document is withheld. So the generator starts at the next multiple of the interval after the request arrived. All later
+times depend on context and answer, which equal those of a corpus without the withheld documents.
 
-The interval is ``pace_ms``, or longer where search and guard take longer: above what they took for the last block of
-requests of the same key, all but its slowest one. A block has 1,000 requests, of which that is the p99.9. It ends
-earlier, with at least 300, once an hour has passed. Otherwise some questions would fall on one side of a multiple and
-some on the other, for example while a client loads the gateway. The interval is one of few values. It follows the
-requests of its own key only, so it tells a client nothing about others.
+The interval is ``pace_ms``, or longer if search and guard take longer. It exceeds their time in the last block of
+requests of the same key, except the slowest request. A block has 1,000 requests, so this is the p99.9. It ends after an
+hour if it has at least 300 requests. Otherwise similar questions would be rounded to different multiples, for example
+while a client loads the gateway. The interval is one of few values. It depends on the requests of its own key only, so
+it reveals nothing about other clients.
 
 After the first 299 requests of a key since the start, the interval changes only at the end of a block, or rises after
 300 requests of it. Then a client cannot change it by two slow requests and observe the change at once.
 
-During them, the interval rises as soon as the second slowest request needs it: two slow requests do change it. At most
-one request for each value of the interval takes longer than it: 12 for ``pace_ms`` = 100 and work below 10 s. With a
-fixed interval all 299 might, and each would tell on which side of it its work was. Limit: a key with one slow request
-in a block raises nothing.
+During the first 299 requests, the interval rises as soon as the second slowest request needs it: two slow requests do
+change it. At most one request for each value of the interval takes longer than it: 12 for ``pace_ms`` = 100 and work
+below 10 s. With a fixed interval all 299 could, and each would reveal whether its work exceeded the interval. Limit: a
+key with one slow request in a block raises nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from casemate.rag.pipeline import closing_stream
 from casemate.types import Prompt
 
 BLOCK, BLOCK_S = 1000, 3600.0
-"""Requests after which a block of measured work ends, and seconds after which it ends with ``FEWEST`` requests."""
+"""Number of requests of a block of measured work, and seconds after which a block with ``FEWEST`` requests ends."""
 FEWEST = 300
 """Requests of a block from which the interval may rise, and the fewest of a block. Until a key has had so many, its
 interval rises at once."""

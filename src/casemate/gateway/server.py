@@ -42,10 +42,10 @@ _log = logging.getLogger(__name__)
 
 
 def share_memory_arenas() -> None:
-    """Lets all threads allocate from the arenas of glibc that exist by now.
+    """Makes all threads allocate from the existing arenas of glibc.
 
-    With one arena for each thread, the memory between their blocks grew by .4 to .9 MB per 1,000
-    questions (``benchmarks.memory`` without this call), while the memory in use stayed the same.
+    With one arena per thread, the memory between their blocks grew by .4 to .9 MB per 1,000 questions, while the memory
+    in use stayed the same (``benchmarks.memory`` without this call).
     """
     if sys.platform == "linux":
         with suppress(AttributeError, OSError):  # another C library

@@ -195,7 +195,7 @@ class Gateway:
             await self._pacer.wait(context.key.id if context and context.key else "")
 
     async def wait_written(self, receipt: Callable[[], bool]) -> None:
-        """Waits until a receipt (``EventStore.receipt``) says that events are written.
+        """Waits until a receipt (``EventStore.receipt``) confirms that events are written.
 
         Then a kill does not lose them, and other gateways read them.
 

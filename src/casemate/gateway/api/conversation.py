@@ -1,11 +1,11 @@
-"""How a conversation becomes a query.
+"""Converts a conversation to a query.
 
 The client sends the whole conversation, and may forge any of it. Only user messages are used:
 
 * **System and developer messages are ignored.** The operator sets the model's instructions (``rag.instructions``). A
   client that could replace them could instruct the model to recite its context.
-* **Assistant messages are ignored.** They may quote an answer from before a document was hidden, or be forged; using
-  them would bring back what the guard withholds. The context comes only from the retrieval of this request.
+* **Assistant messages are ignored.** They may be forged, or quote an answer from before a document was hidden. Their
+  use would disclose withheld content again. The context comes only from the retrieval of this request.
 * **Earlier user messages** are prepended if the last one is a follow-up (``is_follow_up``). The guard judges the result
   as one query, as if the client had written it in one message.
 """

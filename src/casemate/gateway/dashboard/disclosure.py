@@ -1,6 +1,6 @@
-"""The disclosure page: which chunks answers disclosed, to which client, and how fast, as ``crawl_limit`` counted.
+"""The disclosure page: disclosed chunks by client over time, as counted by ``crawl_limit``.
 
-Its events hold ids of chunks and bit masks of words, no text. A word is new to a client if no earlier answer in the
+The events contain ids of chunks and bit masks of words, no text. A word is new to a client if no earlier answer in the
 time range disclosed it to this client.
 """
 

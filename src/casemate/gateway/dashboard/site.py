@@ -1,7 +1,7 @@
 """The dashboard application: routes, access control, forms and error pages.
 
-The script of a live page requests it every few seconds with the version that it shows; the server renders it only if
-there is news. No connection stays open, and at most ``MAX_CONCURRENT`` pages are rendered at once.
+The script of a live page requests it every few seconds with the displayed version. The server renders the page only if
+there is a newer one. No connection stays open, and at most ``MAX_CONCURRENT`` pages are rendered at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The verdict explorer: what the guard decided, by which margin, what it withheld, and why."""
+"""The verdict explorer: decisions of the guard with margin, withheld documents and reason."""
 
 from __future__ import annotations
 

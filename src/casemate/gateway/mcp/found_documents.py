@@ -1,8 +1,8 @@
-"""Judges what another retriever found: its results select documents of the index, and the guard decides about these.
+"""Judges the results of another retriever: they select documents of the index, and the guard decides about these.
 
-Only the index has the similarity statistics by which a defense decides, and only its documents have sources and labels.
-So a result is replaced by the documents of the index that have its text. What the index does not hold is dropped. The
-number of documents does not depend on what was found: it would tell whether the other retriever has a text.
+Only the index has the similarity statistics for a decision, and only its documents have sources and labels. So a result
+is replaced by the documents of the index that have its text. Results without such a document are dropped. The number of
+returned documents does not depend on the results: it would reveal whether the other retriever has a text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from casemate.types import Action, Document, Hit, Query, Retrieval, Vector, Verd
 DEPTH = 1000
 """Nearest documents to a query among which a result is looked for."""
 MIN_PART = 30
-"""Characters that a part of a document must have to stand for it."""
+"""Minimum number of characters of a part of a document that identifies it."""
 _log = logging.getLogger(__name__)
 
 
@@ -117,7 +117,7 @@ class _FoundRag(Rag):
     async def search(self, vector: Vector, k: int, tenant: str) -> Retrieval:
         """See ``Rag``."""
         if not self._given:
-            found = await super().search(vector, k + DEPTH, tenant)  # always as many: else the duration would tell
+            found = await super().search(vector, k + DEPTH, tenant)  # constant: otherwise latency would reveal it
             left = without_documents(found, lambda document: document.source in self._gone)
             return replace(left, hits=left.hits[:k])
         found = await super().search(vector, k + len(self._given), tenant)

@@ -84,7 +84,7 @@ class MemoryTools(GuardedTools):
         return await self.charge(key, "", ToolResult(await self._forget(key)))
 
     async def _remember(self, key: ApiKey, text: str) -> str:
-        """Stores an entry. The reply does not tell whether the screening withheld it."""
+        """Stores an entry. The reply does not reveal whether the screening withheld it."""
         if not text.strip() or len(text) > MOST_CHARACTERS or "\x00" in text:
             raise ApiError(
                 400, f"text: 1 to {MOST_CHARACTERS:,} characters are required, without NUL", "invalid_value", "text"

@@ -2,7 +2,7 @@
 
 Over HTTP each message passes ``AdmissionMiddleware`` as other requests do: API key, size, and a limit of messages. The
 server keeps no session. Over stdio the client is the API key that the operator names. Rate limit and budget of the key
-apply to each tool call; a call that they refuse is an error of the tool, with the time to wait.
+apply to each tool call. A call that they refuse is an error of the tool, with the time to wait.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Call:
 
 
 class Admission(ABC):
-    """Tells whose requests a server receives."""
+    """Identifies the client of a request."""
 
     @abstractmethod
     def key_of(self, request: Any) -> ApiKey:

@@ -3,8 +3,8 @@
 Nothing of the other server reaches a client unguarded. Only tools with a known argument for the query are offered:
 those that the operator names, or else those that the other server marks as read-only. A client may send the query, the
 user's question and the arguments that the operator names. Results are replaced by the documents of the index that they
-name (``found_documents``), after the guard. A failure, or a result of another form, counts as nothing found:
-a refusal would tell what the other server holds. Its resources, prompts and further tools are not offered.
+name (``found_documents``), after the guard. A failure, or a result of another form, counts as nothing found: a refusal
+would reveal the content of the other server. Its resources, prompts and further tools are not offered.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ LISTS = ("result", "results", "documents", "hits", "matches", "data", "items", "
 TEXTS = ("result", "text", "content", "page_content", "document", "passage", "chunk", "snippet", "body")
 """Fields in which results have their documents, and documents their text."""
 SEARCH_SHARE = 0.5
-"""Share of ``gateway.timeout_s`` that the other server has: the rest is for the guard, so that the client never sees
-whether the other server was too slow."""
+"""Share of ``gateway.timeout_s`` for the other server. The rest is for the guard, so that slowness is not visible."""
 TURN_QUESTION = "user_question"
 """Argument with the user's question, where the tool has an argument of that name itself."""
 _log = logging.getLogger(__name__)
@@ -74,7 +73,10 @@ class _Guarded:
 
 
 class UpstreamTools(ToolSet):
-    """The retrieval tools of another server, guarded. The gateway's index must hold the documents that it retrieves."""
+    """The retrieval tools of another server, guarded.
+
+    The gateway's index must contain the documents that it retrieves.
+    """
 
     def __init__(self, gateway: Gateway, upstream: Upstream) -> None:
         super().__init__(gateway)
@@ -189,10 +191,10 @@ class UpstreamTools(ToolSet):
 
 
 def recognize(content: Sequence[Any], structured: Any = None) -> list[str] | None:
-    """The texts of the documents in the result of a tool; None if it has no known form.
+    """The texts of the documents in the result of a tool; None if it has an unknown form.
 
-    Known are: texts; lists of texts; objects with a text, or with one list of these (``LISTS``, ``TEXTS``). They may be
-    structured content, which is preferred, or JSON in text blocks. A block that is not JSON is one text.
+    Known forms: texts; lists of texts; objects with a text, or with one list of these (``LISTS``, ``TEXTS``). They may
+    be structured content, which is preferred, or JSON in text blocks. A block that is not JSON is one text.
     """
     try:
         if structured is not None:
