@@ -1,8 +1,7 @@
-"""The assessment: a plain question, a pasted record, a crawl and planted documents, with the guard off and on.
+"""The assessment: ordinary questions, pasted records, a crawl and planted documents, with the guard off and on.
 
-A thin layer over the red team and the monitor: attacks, metrics and screening are theirs. Attacks are answered by
-`redteam.reader`, by default the simulated reader; ordinary questions and those about planted documents by
-`rag.generator`.
+It uses attacks, metrics and screening of the red team and the monitor. `redteam.reader`, by default the simulated
+reader, answers attacks. `rag.generator` answers ordinary questions and those about planted documents.
 """
 
 from __future__ import annotations
@@ -54,13 +53,13 @@ from casemate.text.tokens import ReferenceCorpus, ngrams, words
 from casemate.types import Document, Query, Vector
 
 RECORDS, MIN_RECORD_WORDS, QUOTE_WORDS = 20, 60, 12
-"""Records of which the first half is pasted, their shortest length, and the run of words that counts as a quotation."""
+"""Number of pasted records, their minimum length in words, and words of a run that counts as a quotation."""
 PLAIN_QUESTIONS = 24
 OPENINGS = ("What ", "Is there ")
-"""First words of the drafted questions that are asked."""
+"""First words of the drafted questions that are used."""
 CRAWLER, CRAWL_QUESTIONS = "rag_thief", 60
 POISONED_QUESTIONS, WATCHED_QUESTIONS = 10, 300
-"""Questions for which false documents are planted; synthetic questions that the screening compares documents with."""
+"""Number of questions with planted false documents, and of synthetic questions that the screening watches."""
 SEED = 7
 
 
@@ -74,11 +73,11 @@ class Sides:
 
 @dataclass(frozen=True, slots=True)
 class PlainQuestion:
-    """Ordinary questions, and the one that is shown with its answers.
+    """Ordinary questions, and one of them with its answers.
 
     Attributes:
-        answered: How many the system without a guard answers.
-        changed: How many got another answer with the guard.
+        answered: Number of questions that the system without a guard answers.
+        changed: Number of questions with another answer with the guard.
     """
 
     question: str
@@ -111,7 +110,7 @@ class PastedRecord:
 
 @dataclass(frozen=True, slots=True)
 class CrawlFigures:
-    """A crawl with a fixed number of questions, and its results by side."""
+    """Results of a crawl with a fixed number of questions, by side."""
 
     crawler: str
     paper: str
@@ -146,7 +145,7 @@ class Poisoning:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """Everything that the report shows; a part that could not be measured is None.
+    """Content of the report; a part that could not be measured is None.
 
     Attributes:
         at: Its end, ISO 8601.
@@ -273,7 +272,7 @@ async def _ask_plain(app: App, questions: Sequence[str], count: Progress) -> Pla
 async def _paste_records(
     targets: dict[str, Target], chunks: Sequence[Document], rng: np.random.Generator, k: int, count: Progress
 ) -> PastedRecord | None:
-    """Pastes the first half of each of some records, as the attack s2mia does, and looks for the other half."""
+    """Pastes the first half of some records, as the attack s2mia does, and searches the replies for the other half."""
     long = [d for d in chunks if len(words(d.text)) >= MIN_RECORD_WORDS]
     records = [long[i] for i in rng.permutation(len(long))[:RECORDS]]
     attack: MembershipAttack = build("attack", PluginSpec(use="s2mia"))
@@ -307,7 +306,7 @@ def quotes(record: str, question: str, reply: str) -> bool:
 
 
 class _IndexedVectors(EmbedderProxy):
-    """Returns the vectors that the index has, and embeds other texts."""
+    """Returns indexed vectors, and embeds other texts."""
 
     def __init__(self, inner: Embedder, texts: Sequence[str], vectors: Vector) -> None:
         super().__init__(inner)
@@ -332,8 +331,8 @@ async def _crawl(
 ) -> CrawlFigures:
     """Crawls both sides. A chunk counts as recovered with its title, as it was indexed.
 
-    With the guard on, windows of all sizes are compared; with the guard off, where replies are long, windows of one
-    size. So the share with the guard off is a lower bound.
+    With the guard on, windows of all sizes are compared. With the guard off, replies are long, and windows of one size
+    are compared. So the share with the guard off is a lower bound.
     """
     chunks, vectors = indexed
     whole = [replace(d, text=d.content, title="") for d in chunks]
@@ -375,7 +374,7 @@ async def _poison(
             planted = await attack.craft(question, FALSE_ANSWER, np.random.default_rng([SEED, i]))
             query = Query(question, f"try-poison-{i}", k=app.config.rag.k)
             off = await _answer_with(guard.rag, guard, planted, query)
-            held = await asyncio.to_thread(_screen, screener, rag.embedder, planted)  # it may ask the generator
+            held = await asyncio.to_thread(_screen, screener, rag.embedder, planted)  # may call the generator
             on = await _answer_with(guard, guard, [d for d in planted if d.id not in held], query)
             cases.append(_PoisonedQuestion(question, planted, off, on, held))
             count(1)

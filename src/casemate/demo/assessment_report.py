@@ -24,9 +24,9 @@ from casemate.runtime.files import write_atomically
 from casemate.text.tokens import ngrams
 
 FEWEST_DOCUMENTS = 40
-"""A folder of which `Mirabel.min_documents` documents are indexed."""
+"""Minimum size of a folder from which at least `Mirabel.min_documents` documents are indexed."""
 SHOWN = 900
-"""Characters of a reply that are shown."""
+"""Maximum number of displayed characters of a reply."""
 READERS = {
     "simulated_reader": "Simulated reader: no model, but a script that obeys commands to repeat or continue a context.",
     "extractive": "Extractive reader: a script that quotes sentences of the context.",
@@ -62,7 +62,7 @@ class Headline:
 
 
 def reader_label(reader: str) -> str:
-    """What wrote the answers, with a label for scripts."""
+    """The reader that generated the answers, with a label for scripts."""
     return READERS.get(reader, f"Reader: {reader}.")
 
 
@@ -187,11 +187,11 @@ def as_json(assessment: Assessment) -> dict[str, Any]:
 
 
 TYPES = "text, markdown, html, pdf or jsonl"
-"""Files that are read."""
+"""File types that are read."""
 
 
 def scope(assessment: Assessment) -> str:
-    """What was indexed, in a sentence."""
+    """The indexed documents, in a sentence."""
     sample = assessment.sample
     held = f"; {sample.held_out} were kept out on purpose, as the documents that an attacker must not find"
     said = f"{sample.indexed:,} of {plural(sample.found, 'document')} were indexed ({plural(sample.chunks, 'chunk')})"
@@ -237,12 +237,12 @@ def _poison_note(assessment: Assessment) -> str:
 
 def _attack(attack: AttackResult, low: float, key: str) -> dict[str, Any]:
     drawn = track(attack, low, key) if attack.on or attack.off else None
-    sentence = describe_attack(attack).removeprefix(f"{attack.name}: ")  # the name stands beside it
+    sentence = describe_attack(attack).removeprefix(f"{attack.name}: ")  # the name is displayed beside it
     return {"name": attack.name, "sentence": sentence, "track": drawn}
 
 
 def costs(assessment: Assessment) -> str:
-    """What the guard costs benign questions, in a sentence; empty if it was not measured."""
+    """Cost of the guard for benign questions, in a sentence; empty if it was not measured."""
     utility = assessment.membership.utility if assessment.membership else None
     if utility is None or utility.flagged is None:
         return ""
@@ -263,7 +263,7 @@ def _audit(assessment: Assessment) -> str:
 
 
 def failures(assessment: Assessment) -> list[str]:
-    """What went wrong, one sentence each: with a failure, the figures must not be trusted."""
+    """Failures, one sentence each: with a failure, the figures must not be trusted."""
     found = [
         f"With the guard {side}, a defense failed in {plural(result.failed, 'question')} of the crawl."
         for side, result in assessment.crawl.by_side.items()
@@ -309,7 +309,7 @@ def shorten(text: str, length: int = SHOWN) -> str:
 
 
 def mark_quotations(record: str, question: str, reply: str) -> list[tuple[str, bool]]:
-    """A reply in parts, each with whether it is quoted from the record: what `quotes` counts.
+    """A reply in parts, each with whether it is quoted from the record, as counted by `quotes`.
 
     >>> mark_quotations("a b c d e f g h i j k l m n", "Go on: a b", "Yes: A b c d e f g h i j k l. Done")
     [('Yes: ', False), ('A b c d e f g h i j k l', True), ('. Done', False)]

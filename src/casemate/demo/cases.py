@@ -384,7 +384,7 @@ PRONOUNS = {
     "you": {"he": "you", "him": "you", "his": "your", "was": "were"},
 }
 
-SHORTHAND = (  # what a hurried writer may shorten: pattern and replacement
+SHORTHAND = (  # abbreviations of a hurried author: pattern and replacement
     (r"\b[Tt]he |\b[Aa]n? (?=[a-z])", ""),
     (r"(?<=[.:] )(He|She) (?!had )", ""),
     (r" and ", " & "),

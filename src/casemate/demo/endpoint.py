@@ -1,7 +1,7 @@
 """The assessment of an existing system over its interface: ordinary questions, pasted records and a crawl.
 
-A thin layer over the red team's external targets. Nothing is indexed: the operator's documents say what the system
-contains. The number of requests is limited, retries included.
+It uses the external targets of the red team. Nothing is indexed: the operator provides documents that the system
+contains. The number of requests is limited, including retries.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from casemate.text.tokens import words
 from casemate.types import Document, Query
 
 QUERIES, MIN_QUERIES = 200, 40
-"""Requests by default, and the fewest that are useful."""
+"""Default number of requests, and the useful minimum."""
 PLAIN_SHARE, PASTED_SHARE = 0.1, 0.6
 """Shares of the requests for ordinary questions and for pasted texts; the rest is for the crawl."""
 MIN_SHORT_RECORD_WORDS = 30
-"""Shortest record where too few are longer: half of it still holds a quotation."""
+"""Minimum length of a record if too few are longer: half of it is still longer than a quotation."""
 MAX_CHUNKS = 600
-"""Chunks that the crawl's replies are compared with, drawn by document."""
+"""Maximum number of chunks that are compared with the crawl's replies, drawn by document."""
 ATTACK = PluginSpec.model_validate({"use": "s2mia", "bleu_ref": "rest"})
 """Pastes the first half of a text and scores how well the reply continues it."""
 LIMITED = ("openai_endpoint", "http")
@@ -90,14 +90,14 @@ class PastedTexts:
 
 @dataclass(frozen=True, slots=True)
 class EndpointAssessment:
-    """Everything that the report shows; a part that was not measured is None.
+    """Content of the report; a part that was not measured is None.
 
     Attributes:
         endpoint: The system's name, without secrets.
-        compared: Documents whose chunks the crawl's replies are compared with.
-        requests: Requests sent, retries included.
+        compared: Documents whose chunks are compared with the crawl's replies.
+        requests: Number of requests sent, including retries.
         failures: Failures of the system or an attack; with one, the figures must not be trusted.
-        gaps: What could not be measured or is doubtful.
+        gaps: Missing or doubtful measurements.
         left_out: Files that were not read, because the folder is too large.
     """
 
@@ -123,7 +123,7 @@ class EndpointAssessment:
 
 @dataclass(frozen=True, slots=True)
 class EndpointPlan:
-    """What will be asked, before anything is sent.
+    """The planned requests, before anything is sent.
 
     Attributes:
         folder: Folder with documents that the system contains.
@@ -151,7 +151,7 @@ class EndpointPlan:
         return self.external.names[ON].removeprefix("openai_endpoint ").removeprefix("http ")
 
     def describe(self) -> str:
-        """What will be sent, in a sentence or two."""
+        """The planned requests, in one or two sentences."""
         total, plain, pairs, crawl = self.queries
         pasted = f"{2 * pairs} with a pasted text ({pairs} records, {pairs} of the baseline), " if pairs else ""
         return (
@@ -286,7 +286,7 @@ def _parts(text: str) -> list[str]:
 
 @dataclass(slots=True)
 class _Findings:
-    """What failed, and what is missing or doubtful, one sentence each."""
+    """Failures, and missing or doubtful results, one sentence each."""
 
     failures: list[str] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
@@ -349,7 +349,7 @@ async def _ask_plain(plan: EndpointPlan, target: MeteredTarget, steps: Steps) ->
             "because its figures would say nothing. Check the system, and the address"
         )
     answered = [e for e in found.exchanges if e.answered]
-    whole = [e for e in answered if e.question[:1].isupper()]  # some drafted questions are only key words
+    whole = [e for e in answered if e.question[:1].isupper()]  # some drafted questions contain only key words
     return found, (own or whole or answered or asked)[0]
 
 

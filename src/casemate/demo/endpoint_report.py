@@ -78,7 +78,7 @@ def _copied(found: EndpointAssessment) -> EndpointHeadline:
 
 
 def endpoint_scope(found: EndpointAssessment) -> str:
-    """What was asked, in two sentences."""
+    """The sent questions, in two sentences."""
     return (
         f"{found.endpoint} got {found.requests} of at most {found.plan.total} requests in {found.seconds:.0f} seconds. "
         f"The records come from {plural(found.found, 'document')} that it is said to contain."

@@ -82,7 +82,7 @@ def _story(answer: str, alert: Alert | None, over: bool) -> str:
 
 
 def _alert_text(alert: Alert) -> str:
-    """The alert without its advice: title, the first changes, and how many documents it names."""
+    """The alert without its advice: title, the first changes, and number of named documents."""
     changes = [f"- {sanitize(change)}" for change in alert.changes[:SHOWN_CHANGES]]
     named = f"The alert names {plural(len(alert.documents), 'new document')}, and says what to do."
     return "\n".join((f"[{alert.severity}] {sanitize(alert.title)}", *changes, named))

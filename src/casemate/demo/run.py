@@ -121,7 +121,7 @@ async def _index(app: App, clinic: Path, split: Split, steps: Steps) -> None:
 
 
 def _sample(app: App, clinic: Path, split: Split) -> Sample:
-    """The clinic: all of it is indexed but the non-members."""
+    """The clinic: all documents except the non-members are indexed."""
     indexed, held = len(app.index.digests()), len(split.nonmembers)
     return Sample(str(clinic), indexed + held, indexed, app.index.moments().n, held, split=split)
 

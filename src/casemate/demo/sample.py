@@ -26,13 +26,13 @@ from casemate.types import Document
 MAX_FILE_MB = 10.0
 """Larger files are skipped and reported."""
 MAX_FILES, MAX_BYTES = 5_000, 300_000_000
-"""Files that are read, drawn at random, and their total size."""
+"""Maximum number and total size of the files, which are drawn at random."""
 MAX_HELD_OUT, HELD_OUT_SHARE = 60, 0.25
-"""Documents that are kept out of the index: at most so many, and at most this share."""
+"""Maximum number, and maximum share, of documents that are kept out of the index."""
 FIRST_BYTES = 30_000
 """Size of the first part, whose duration predicts how much can be indexed in time."""
 PART_SECONDS, RESERVE = 20.0, 0.8
-"""Longest part, and the share of the remaining time that is planned for."""
+"""Maximum duration of a part, and planned share of the remaining time."""
 SEED = 7
 
 
@@ -60,10 +60,10 @@ class SampledCorpus(Corpus):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was indexed of a folder.
+    """The indexed part of a folder.
 
     Attributes:
-        found: Documents that were found: files, or records of a jsonl file.
+        found: Number of documents in the folder: files, or records of a jsonl file.
         held_out: Documents that were kept out of the index as non-members.
         left_out: Files that were not read, because the folder is too large.
         split: None: see ``gap``.
@@ -132,7 +132,7 @@ def _size(path: str) -> int:
 
 
 def _held_out(count: int) -> int:
-    """How many of some documents are kept out of the index; 0 if too few would be left."""
+    """Number of documents to keep out of the index; 0 if too few would be left."""
     wanted = max(int(HELD_OUT_SHARE * count), MIN_CANDIDATES)
     return min(wanted, MAX_HELD_OUT) if count >= 2 * MIN_CANDIDATES else 0
 
@@ -174,7 +174,7 @@ def _next_part(sizes: Mapping[str, int], limit: float) -> list[str]:
 async def _run(
     work: Ingest, plan: IngestPlan, names: Sequence[str], seconds: float, count: Callable[[int], None]
 ) -> IngestReport:
-    """Indexes some sources; after the time, nothing of them that is unfinished stays."""
+    """Indexes some sources; after the time limit, unfinished ones are discarded."""
     part = replace(plan, todo={name: plan.todo[name] for name in names})
     try:
         async with asyncio.timeout(seconds):
