@@ -59,6 +59,7 @@ EXEMPT_LINES: dict[str, str] = {
     "Whoever looks into {topic}": "a poisoned text",
     "one thing is to be said": "a poisoned text",
     "centre: Means of the features": "a field of the calibration file",
+    "ga gl he hi hr hu": "codes of languages",
 }
 """Exact fragments that may contain a banned word, with the reason."""
 

@@ -30,6 +30,7 @@ from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
 from casemate.guard.units import group_units
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
+from casemate.text.source_names import LANGUAGES
 from casemate.text.tokens import content_words, stem
 from casemate.types import UNKNOWN, Document, Hit, Prompt, Query, Retrieval, Secret, SimilarityStats
 from tests.fakes import Memory, Parrot
@@ -249,6 +250,45 @@ def test_duplicates_would_count_without_the_grouping(monkeypatch):
     monkeypatch.setattr("casemate.guard.defenses.quorum.group_units", lambda hits, keys: [(hit,) for hit in hits])
     with pytest.raises(AssertionError):
         duplicates_change_nothing([["amber"]], [0])
+
+
+LAYOUTS = (
+    "{0}/page.md",
+    "docs/{0}/page.md",
+    "page.{0}.md",
+    "page_{0}.md",
+    "page-{0}.md",
+    "v{1}/page.md",
+    "page.v{1}.md",
+)
+
+
+def translations_and_versions_count_once(layout, languages, words):
+    sources = [layout.format(language, i) for i, language in enumerate(languages)]
+    texts = [f"The bridge is at {' '.join(words)}. Own text {i}." for i in range(len(sources))]
+    assert answer(texts, question=ASKED, sources=sources) == UNKNOWN
+
+
+@given(
+    st.sampled_from(LAYOUTS),
+    st.lists(st.sampled_from(LANGUAGES), min_size=2, max_size=9, unique=True),
+    st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=3, unique=True),
+)
+@settings(max_examples=60, deadline=None)
+def test_translations_and_versions_of_a_source_count_once(layout, languages, words):
+    translations_and_versions_count_once(layout, languages, words)
+
+
+def test_translations_would_count_without_their_common_name(monkeypatch):
+    monkeypatch.setattr("casemate.guard.units.document_name", lambda source: source)
+    with pytest.raises(AssertionError):
+        translations_and_versions_count_once("{0}/page.md", ["de", "en"], ["amber"])
+
+
+def test_sources_with_other_names_count_each():
+    sources = ["de/bridge.md", "en/history.md", "2021/report.md"]
+    assert answer(BRIDGE, sources=sources) == "Opened in 1932."
+    assert answer(BRIDGE, sources=["2021/report.md", "2022/report.md", "case-17"]) == "Opened in 1932."
 
 
 def only_pivotal_units_change_the_answer(asked, texts, m, jitter, composer):
