@@ -42,6 +42,7 @@ PENDING_PAGES: set[str] = set()
 
 EXEMPT_FILES = {
     "text/tokens.py": "stop-word lists",
+    "text/function_words.py": "lists of function words",
     "text/refusal_words.py": "word lists of the refusal detector",
     "gateway/api/conversation.py": "list of pronouns",
     "redteam/crawling/common_words.py": "word lists of an attacker",
