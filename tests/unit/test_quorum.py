@@ -659,6 +659,27 @@ def test_negations_of_other_languages_are_statements():
         assert negation in {token.lemma for token in sentence.tokens}
 
 
+@given(
+    st.sampled_from(("{}. ", "{}) ", "({}) ", "- {}. ", "> {}) ", "## {}. ")),
+    st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=6),
+)
+def test_numbers_of_list_items_are_no_statements(mark, items):
+    text = "Steps:\n" + "\n".join(f"{mark.format(i)}{item} for 45 minutes" for i, item in enumerate(items, 2))
+    said = {token.lemma for sentence in read_text(text) for token in sentence.tokens}
+    assert said == {"step", "45", "minute", *items}
+
+
+def test_numbers_that_a_text_states_are_kept():
+    text = "It opened in\n1932. The fee is\n2.5 marks (3 for lorries).\n\n503 meters long"
+    said = {token.lemma for sentence in read_text(text) for token in sentence.tokens}
+    assert {"1932", "2.5", "3", "503"} <= said
+
+
+def test_template_tags_are_no_statements():
+    text = 'Ask in {% slack_channel "travel" %} or [here]({% page "/tools" %}).'
+    assert {token.lemma for sentence in read_text(text) for token in sentence.tokens} == {"ask"}
+
+
 def test_names_and_numbers_stay_whole_and_negations_count():
     tokens = Sentence("In 1999, New York City paid 2.5% not 31,236 EUR to Dr. Ito.").tokens
     assert [t.lemma for t in tokens] == ["1999", "new york city", "paid", "2.5%", "not", "31236", "eur", "dr", "ito"]

@@ -37,6 +37,11 @@ MAX_SPAN = 12
 _PARTS = re.compile(f"({TOKEN.pattern})")
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
 _MARKS = re.compile(r"[*_`|]+")
+_NUMBERING = re.compile(
+    r"^([ \t>#]*(?:[-*+•][ \t]{1,9})?)(?:\d{1,3}[.)]|\((?:\d{1,3}|[a-z]{1,3})\)|[a-z]{1,2}\))(?=[ \t]+\S)",
+    re.MULTILINE,
+)
+"""The number or letter of a list item or paragraph: it counts items, and is no number that the text states."""
 MIN_COVERAGE = 0.5
 """Share of the question's words that a unit must contain to be heard. Below, it abstains. With a smaller share, more
 questions are answered, and more answers depend on a single unit."""
@@ -241,12 +246,12 @@ def lemma(word: str) -> str:
 
 @lru_cache(maxsize=CACHED_TEXTS)
 def read_text(text: str, questions: bool = False) -> tuple[Sentence, ...]:
-    """Splits a text, whose links and tags are removed, into sentences of content words.
+    """Splits a text, whose links, tags and numbers of list items are removed, into sentences of content words.
 
     Sentences that are questions are left out, unless ``questions``. Cached.
     """
     languages = languages_of(text)
-    text = without_elision(without_links(text), languages)
+    text = without_elision(_NUMBERING.sub(r"\1-", without_links(text)), languages)
     known = function_words(languages)
     marked = _MARKS.search(text) is not None
     bare = (MARKUP.sub("", s) if marked or not s[0].isalnum() else s for s in sentences(text))
