@@ -48,6 +48,7 @@ PENDING_PAGES: set[str] = set()
 
 EXEMPT_FILES = {
     "text/tokens.py": "stop-word lists",
+    "text/function_words.py": "lists of function words",
     "text/refusal_words.py": "word lists of the refusal detector",
     "gateway/api/conversation.py": "list of pronouns",
     "redteam/crawling/common_words.py": "word lists of an attacker",
@@ -68,6 +69,7 @@ EXEMPT_LINES: dict[str, str] = {
     "told: ``begin FILE VERSION``": "a field of benchmarks.killable",
     "and was told to rest": "a text of benchmarks.scale",
     "Somebody is interested in the subject": "a prompt with recorded answers",
+    "ga gl he hi hr hu": "codes of languages",
 }
 """Exact fragments that may contain a banned word, with the reason."""
 

@@ -13,7 +13,6 @@ from casemate.errors import BackendError, ConfigError
 from casemate.guard.defenses.quorum import Quorum, ReleasedDocument
 from casemate.guard.defenses.quorum.isolated import ASK, IsolatedAnswers
 from casemate.guard.defenses.quorum.keywords import (
-    FUNCTION_WORDS,
     TOKEN,
     AskedQuestion,
     Lead,
@@ -30,6 +29,8 @@ from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
 from casemate.guard.units import group_units
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
+from casemate.text.function_words import ENGLISH, function_words, languages_of
+from casemate.text.source_names import LANGUAGES
 from casemate.text.tokens import content_words, stem
 from casemate.types import UNKNOWN, Document, Hit, Prompt, Query, Retrieval, Secret, SimilarityStats
 from tests.fakes import Memory, Parrot
@@ -251,6 +252,45 @@ def test_duplicates_would_count_without_the_grouping(monkeypatch):
         duplicates_change_nothing([["amber"]], [0])
 
 
+LAYOUTS = (
+    "{0}/page.md",
+    "docs/{0}/page.md",
+    "page.{0}.md",
+    "page_{0}.md",
+    "page-{0}.md",
+    "v{1}/page.md",
+    "page.v{1}.md",
+)
+
+
+def translations_and_versions_count_once(layout, languages, words):
+    sources = [layout.format(language, i) for i, language in enumerate(languages)]
+    texts = [f"The bridge is at {' '.join(words)}. Own text {i}." for i in range(len(sources))]
+    assert answer(texts, question=ASKED, sources=sources) == UNKNOWN
+
+
+@given(
+    st.sampled_from(LAYOUTS),
+    st.lists(st.sampled_from(LANGUAGES), min_size=2, max_size=9, unique=True),
+    st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=3, unique=True),
+)
+@settings(max_examples=60, deadline=None)
+def test_translations_and_versions_of_a_source_count_once(layout, languages, words):
+    translations_and_versions_count_once(layout, languages, words)
+
+
+def test_translations_would_count_without_their_common_name(monkeypatch):
+    monkeypatch.setattr("casemate.guard.units.document_name", lambda source: source)
+    with pytest.raises(AssertionError):
+        translations_and_versions_count_once("{0}/page.md", ["de", "en"], ["amber"])
+
+
+def test_sources_with_other_names_count_each():
+    sources = ["de/bridge.md", "en/history.md", "2021/report.md"]
+    assert answer(BRIDGE, sources=sources) == "Opened in 1932."
+    assert answer(BRIDGE, sources=["2021/report.md", "2022/report.md", "case-17"]) == "Opened in 1932."
+
+
 def only_pivotal_units_change_the_answer(asked, texts, m, jitter, composer):
     question = AskedQuestion.of(asked)
     said = [statements(question, best_sentences(question, t, "", 2), 8) for t in texts]
@@ -408,7 +448,9 @@ def test_at_most_two_keywords_of_a_unit_lead_and_each_is_a_keyword():
 
 
 WRITTEN = st.lists(
-    st.sampled_from("The the Not no New York bridge Bridges opened 1,932 2.5% B12 it's U.S. and, (of) — ’s _x".split()),
+    st.sampled_from(
+        "I die Sie The the Not no New York bridge Bridges opened 1,932 2.5% B12 it's U.S. and, (of) — ’s _x".split()
+    ),
     max_size=9,
 ).map(" ".join)
 
@@ -434,12 +476,12 @@ def test_stems_that_lack_capitalized_function_words_would_be_noticed(monkeypatch
 # Against the definitions, as slowly as they read
 
 
-def naive_tokens(text):
+def naive_tokens(text, known):
     """Words, names and numbers: lemma, as written, function words before, whether punctuation is before, named."""
     tokens, before, run, starts, breaks, end = [], [], [], False, False, 0
     for position, match in enumerate(TOKEN.finditer(text)):
         written, between, end = match[0], text[end : match.start()], match.end()
-        function = written.lower() in FUNCTION_WORDS
+        function = written.lower() in known
         capital = written[0].isupper() and not (position == 0 and function)
         if run and capital and between == " ":
             run.append(written)
@@ -501,7 +543,8 @@ HOSTILE_TEXTS = st.one_of(
     st.text("aAbBsSeE 01.,'’-_*|`#>\n!?:%ΣςσİıK—", max_size=60),
     st.lists(
         st.sampled_from(
-            "The no New York bri*dge* Bridges opened 1,932 2.5% B12 it's ΟΔΟΣ İs Who | > in_May May. [bri](a.b)dge <br>"
+            "Die der qu'il I Sie The no New York bri*dge* Bridges opened 1,932 2.5% B12 it's ΟΔΟΣ İs Who | > in_May"
+            " May. [bri](a.b)dge <br>"
             " [New](x) [York http://a.b/bridge </b>opened".split()
         ),
         max_size=20,
@@ -515,7 +558,7 @@ HOSTILE_TEXTS = st.one_of(
 def test_statements_and_certificates_are_those_of_the_definitions(text, asked, m, jitter):
     question, read = AskedQuestion.of(asked), read_text(text)
     for sentence in read:
-        assert [tuple(token) for token in sentence.tokens] == naive_tokens(sentence.text)
+        assert [tuple(token) for token in sentence.tokens] == naive_tokens(sentence.text, sentence.function_words)
     said = statements(question, read, 5)
     assert {item.lemma for item in said if isinstance(item, Word)} == set(naive_keywords(question, read, 5))
     stems = frozenset().union(*(sentence.stems for sentence in read))
@@ -572,6 +615,69 @@ def test_a_unit_that_might_contain_the_questions_words_is_read(monkeypatch):
     assert best_sentences(AskedQuestion.of("Art in car parks?"), "The party carried sparklers.", "", 2) == ()
     monkeypatch.setattr(AskedQuestion, "possible_stems", lambda question, text: frozenset())
     assert best_sentences(AskedQuestion.of(QUESTION), BRIDGE[0], "", 2) == ()  # by this bound alone
+
+
+IN_OTHER_LANGUAGES = {
+    "de": ("Wann wurde die Brücke in Sydney eröffnet?", "Die Brücke in Sydney wurde im Jahr 1932 von {} eröffnet."),
+    "fr": ("Quand le pont de Sydney a-t-il ouvert ?", "Le pont de Sydney a ouvert en 1932 dans l’année de {}."),
+    "es": ("¿Cuándo se abrió el puente de Sydney?", "El puente de Sydney se abrió en 1932 por la gente de {}."),
+    "it": ("Quando fu aperto il ponte di Sydney?", "Il ponte di Sydney fu aperto nel 1932 dall’ufficio di {}."),
+    "pt": ("Quando foi aberta a ponte de Sydney?", "A ponte de Sydney foi aberta em 1932 pelo pessoal de {}."),
+    "nl": ("Wanneer is de brug in Sydney geopend?", "De brug in Sydney is in het jaar 1932 door {} geopend."),
+}
+
+
+@pytest.mark.parametrize("language", IN_OTHER_LANGUAGES)
+def test_function_words_of_other_languages_are_no_statements(language):
+    question, text = IN_OTHER_LANGUAGES[language]
+    texts = [text.format(" ".join(VOCABULARY[i : i + 3]).title()) for i in (0, 3, 6)]
+    outcome = ask(texts, question=question)
+    assert "1932" in text_of(outcome)
+    assert languages_of(texts[0]) & languages_of(question) >= {language}
+    assert not set(outcome.verdict.evidence["support"]) - {3}
+    found = Release.of(
+        [Quorum(jitter=1).heard(AskedQuestion.of(question), [h]) for h in retrieval(texts).hits], Thresholds(2)
+    )
+    words = {item.lemma for item in found.levels if isinstance(item, Word)}
+    assert "1932" in words and words.isdisjoint(function_words(frozenset({language})))
+
+
+def test_function_words_of_other_languages_would_be_statements(monkeypatch):
+    monkeypatch.setattr("casemate.guard.defenses.quorum.keywords.function_words", lambda languages: ENGLISH)
+    read_text.cache_clear()
+    with pytest.raises(AssertionError):
+        test_function_words_of_other_languages_are_no_statements("de")
+    read_text.cache_clear()
+
+
+def test_negations_of_other_languages_are_statements():
+    for text, negation in (
+        ("Der Zoll wird nicht erhoben, wenn es regnet.", "nicht"),
+        ("Le pont n’est pas ouvert.", "pas"),
+    ):
+        (sentence,) = read_text(text)
+        assert negation in {token.lemma for token in sentence.tokens}
+
+
+@given(
+    st.sampled_from(("{}. ", "{}) ", "({}) ", "- {}. ", "> {}) ", "## {}. ")),
+    st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=6),
+)
+def test_numbers_of_list_items_are_no_statements(mark, items):
+    text = "Steps:\n" + "\n".join(f"{mark.format(i)}{item} for 45 minutes" for i, item in enumerate(items, 2))
+    said = {token.lemma for sentence in read_text(text) for token in sentence.tokens}
+    assert said == {"step", "45", "minute", *items}
+
+
+def test_numbers_that_a_text_states_are_kept():
+    text = "It opened in\n1932. The fee is\n2.5 marks (3 for lorries).\n\n503 meters long"
+    said = {token.lemma for sentence in read_text(text) for token in sentence.tokens}
+    assert {"1932", "2.5", "3", "503"} <= said
+
+
+def test_template_tags_are_no_statements():
+    text = 'Ask in {% slack_channel "travel" %} or [here]({% page "/tools" %}).'
+    assert {token.lemma for sentence in read_text(text) for token in sentence.tokens} == {"ask"}
 
 
 def test_names_and_numbers_stay_whole_and_negations_count():

@@ -2,7 +2,8 @@
 
 A unit is a source with all its chunks and edited copies, and all sources with a common value of a metadata key. The
 comparison of values ignores case, invisible characters, look-alike letters, and accents of Latin, Greek and Cyrillic
-letters. Hiding withholds whole units, the two-world audit removes whole units, and ``quorum`` counts units.
+letters. Hiding withholds whole units, the two-world audit removes whole units, and ``quorum`` counts units. A unit that
+is counted also contains translations and versions of a source, if their names show it (``text.source_names``).
 
 Units are formed at query time, from the hits (ADR 0015). Copy and original are about equally similar to every question,
 so they rank near each other. ``unit_sources`` forms a unit from the whole collection, for the audit.
@@ -21,6 +22,7 @@ from typing import TypeAlias
 from casemate.protocols import Index
 from casemate.text.disguises import fold_name
 from casemate.text.edited_copies import copy_groups, is_edited_copy, root, text_words
+from casemate.text.source_names import document_name
 from casemate.types import DEFAULT_TENANT, Document, Hit
 
 UnitName: TypeAlias = tuple[str, Hashable]
@@ -34,9 +36,10 @@ MAX_COPIES = 20
 def group_units(hits: Sequence[Hit], keys: Sequence[str] = ()) -> list[tuple[Hit, ...]]:
     """Groups hits into units, to count them; best hit first.
 
-    The grouping is transitive. All hits without a value for a key are one unit: a document must not gain support by
-    leaving out its author, or by copies with another figure. The number of copies is not limited. A short hit whose
-    words are all in another hit is in no unit, because it would count as one more. It does not unite the two sources.
+    The grouping is transitive. Sources are equal if their names differ in codes of languages and versions only. All
+    hits without a value for a key are one unit: a document must not gain support by leaving out its author, or by
+    copies with another figure. The number of copies is not limited. A short hit whose words are all in another hit is
+    in no unit, because it would count as one more. It does not unite the two sources.
 
     Args:
         hits: By decreasing score.
@@ -93,6 +96,8 @@ def unit_sources(
 
 def unit_names(unit: Sequence[Hit], keys: Sequence[str] = ()) -> frozenset[UnitName]:
     """Names of a unit that are the same for every question: its sources, and its values of metadata keys.
+
+    Codes of languages and versions are left out of the sources' names.
 
     Args:
         unit: Its hits.
@@ -151,7 +156,7 @@ def _reachable(related: Mapping[str, frozenset[str]], sources: Iterable[str]) ->
 
 
 def _counted_names(document: Document, keys: Sequence[str]) -> Iterator[UnitName]:
-    yield "source", document.source
+    yield "source", document_name(document.source)
     for key in keys:
         values: list[Hashable] = [*_values(document, key)]
         yield from ((key, value) for value in values or [MISSING])

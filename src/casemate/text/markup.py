@@ -14,20 +14,26 @@ _BLOCKS = (
     "|tr|ul"
 )
 _BLOCK_TAG = re.compile(rf"</?(?:{_BLOCKS}){_END}", re.IGNORECASE)
+_TEMPLATE_TAG = re.compile(r"\{%[^%{}\n]{0,300}%\}")
+"""A tag of Liquid, Jinja or Django."""
 _INLINE_TAG = re.compile(rf"</?(?:a|b|code|em|i|span|strong|sub|sup){_END}", re.IGNORECASE)
 
 
 def without_links(text: str) -> str:
-    """Removes links and HTML tags; a Markdown link is replaced by its label.
+    """Removes links, HTML tags and template tags; a Markdown link is replaced by its label.
 
-    A web address becomes a semicolon, so that the words around it do not become adjacent. A tag that ends a block of
-    text ends the paragraph.
+    A web address or template tag becomes a semicolon, so that the words around it do not become adjacent. An HTML tag
+    that ends a block of text ends the paragraph.
 
     >>> without_links('Use [the form](https://a.example/forms "Forms"), or www.a.example. Call <b>ext. 7</b>.')
     'Use the form, or  ; . Call ext. 7.'
     >>> without_links("<td>Ann</td><td>Ben, if weight <b 40 kg</td>").split()
     ['Ann', 'Ben,', 'if', 'weight', '<b', '40', 'kg']
+    >>> without_links('Ask in {% slack_channel "travel" %}.').split()
+    ['Ask', 'in', ';', '.']
     """
+    if "{%" in text:
+        text = _TEMPLATE_TAG.sub(" ; ", text)
     if "](" in text:
         text = _LINK.sub(r"\1", text)
     if "://" in text or "www." in text.lower():

@@ -9,20 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
 from casemate.text.answering import TYPES, Question
+from casemate.text.function_words import ENGLISH, function_words, languages_of, without_elision
 from casemate.text.markup import without_links
 from casemate.text.sentences import sentences
-from casemate.text.tokens import LETTERS, STOP_WORDS, UNSPACED, FunctionCache, stem
+from casemate.text.tokens import LETTERS, UNSPACED, FunctionCache, stem
 from casemate.text.unspaced import SPACELESS, Piece, asked_parts, is_spaceless, pieces, spans, text_parts
 from casemate.types import Document
 
-NEGATIONS = frozenset("no not never none neither nor without cannot".split())
-FUNCTION_WORDS = STOP_WORDS - NEGATIONS
-"""Words that carry no content. A negation does: it must be released like any other word."""
 _GROUPED = rf"\d{{1,9}}(?:,\d{{3}}){{0,3}}[{SPACELESS}]"
 TOKEN = re.compile(
     rf"\d+(?:[.,]\d+)*%?(?![^\W_]|[.,]{_GROUPED})|{LETTERS}(?:['’.-]{LETTERS}|(?<=\d),(?={_GROUPED}){LETTERS})*+"
@@ -39,6 +37,11 @@ MAX_SPAN = 12
 _PARTS = re.compile(f"({TOKEN.pattern})")
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
 _MARKS = re.compile(r"[*_`|]+")
+_NUMBERING = re.compile(
+    r"^([ \t>#]*(?:[-*+•][ \t]{1,9})?)(?:\d{1,3}[.)]|\((?:\d{1,3}|[a-z]{1,3})\)|[a-z]{1,2}\))(?=[ \t]+\S)",
+    re.MULTILINE,
+)
+"""The number or letter of a list item or paragraph: it counts items, and is no number that the text states."""
 MIN_COVERAGE = 0.5
 """Share of the question's words that a unit must contain; below it, the unit abstains.
 
@@ -54,6 +57,7 @@ LEADS = 2
 MAX_SENTENCES = 64
 """Sentences of a unit that are considered."""
 CACHED_TEXTS = 4096
+CACHED_VOCABULARIES = 16
 
 
 class Word(NamedTuple):
@@ -131,21 +135,24 @@ class Sentence:
 
     Attributes:
         text: The text.
+        function_words: Words that carry no content, in lower case. A negation is none: it must be released like others.
     """
 
     text: str
+    function_words: frozenset[str] = ENGLISH
 
     @cached_property
     def stems(self) -> frozenset[str]:
         """Stems of the words of its tokens."""
         written = TOKEN.findall(self.text)
         written[:1] = map(str.lower, written[:1])
-        return frozenset().union(*[_counted_stems(w) if is_spaceless(w) else _STEMS[w] for w in written])
+        counted = _vocabulary(self.function_words).stems
+        return frozenset().union(*[text_parts(w.lower()) if is_spaceless(w) else counted[w] for w in written])
 
     @cached_property
     def tokens(self) -> tuple[Token, ...]:
         """Its content words. Capitalized words that follow each other are one token."""
-        return tuple(_tokens(_PARTS.split(self.text)))
+        return tuple(_tokens(_PARTS.split(self.text), _vocabulary(self.function_words)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +178,9 @@ class AskedQuestion:
     @classmethod
     def of(cls, text: str) -> AskedQuestion:
         """Reads a question."""
-        plain = without_links(text)
-        tokens = [t for s in sentences(plain) for t in Sentence(s).tokens]
+        languages = languages_of(text)
+        plain, known = without_elision(without_links(text), languages), function_words(languages)
+        tokens = [t for s in sentences(plain) for t in Sentence(s, known).tokens]
         kind = Question(text).type
         place = None if kind is None else TYPES.index(kind)
         lemmas = {t.lemma for t in tokens} | {lemma(w) for t in tokens for w in t.written.split()}
@@ -240,15 +248,17 @@ def lemma(word: str) -> str:
 
 @lru_cache(maxsize=CACHED_TEXTS)
 def read_text(text: str, questions: bool = False) -> tuple[Sentence, ...]:
-    """Splits a text, whose links and tags are removed, into sentences of content words.
+    """Splits a text, whose links, tags and numbers of list items are removed, into sentences of content words.
 
     Sentences that are questions are left out, unless ``questions``. Cached.
     """
-    text = without_links(text)
+    languages = languages_of(text)
+    text = without_elision(_NUMBERING.sub(r"\1-", without_links(text)), languages)
+    known = function_words(languages)
     marked = _MARKS.search(text) is not None
     bare = (MARKUP.sub("", s) if marked or not s[0].isalnum() else s for s in sentences(text))
     plain = (" ".join(s.split()) for s in bare)
-    found = (Sentence(s) for s in plain if questions or not s.endswith(("?", "？")))
+    found = (Sentence(s, known) for s in plain if questions or not s.endswith(("?", "？")))
     return tuple(islice((s for s in found if s.stems), MAX_SENTENCES))
 
 
@@ -274,30 +284,38 @@ class _Word(NamedTuple):
     named: bool
 
 
-def _word(written: str) -> _Word:
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """Words and their counted stems, for some function words. Kept: texts share most words."""
+
+    words: FunctionCache[str, _Word]
+    stems: FunctionCache[str, frozenset[str]]
+
+
+@lru_cache(maxsize=CACHED_VOCABULARIES)
+def _vocabulary(known: frozenset[str]) -> _Vocabulary:
+    return _Vocabulary(FunctionCache(partial(_word, known)), FunctionCache(partial(_counted_stems, known)))
+
+
+def _word(known: frozenset[str], written: str) -> _Word:
     lower = written.lower()
     stems = text_parts(lower) if is_spaceless(lower) else frozenset((stem(lower),))
     named = written[0].isdigit() or any(c.isupper() for c in written[1:])
-    return _Word(written, lower, lemma(written), stems, written[0].isupper(), lower in FUNCTION_WORDS, named)
+    return _Word(written, lower, lemma(written), stems, written[0].isupper(), lower in known, named)
 
 
-def _counted_stems(written: str) -> frozenset[str]:
-    """The stem of a word, or the parts of one without spaces; nothing for a function word without a capital."""
-    if is_spaceless(written):
-        return text_parts(written.lower())
-    counts = written.lower() not in FUNCTION_WORDS or written[0].isupper()
+def _counted_stems(known: frozenset[str], written: str) -> frozenset[str]:
+    """The stem of a word; nothing for a function word without a capital."""
+    counts = written.lower() not in known or written[0].isupper()
     return frozenset([stem(written.lower())]) if counts else frozenset()
 
 
-_WORDS, _STEMS = FunctionCache(_word), FunctionCache(_counted_stems)
-
-
-def _tokens(parts: Sequence[str]) -> list[Token]:
+def _tokens(parts: Sequence[str], vocabulary: _Vocabulary) -> list[Token]:
     tokens: list[Token] = []
     before: list[str] = []
     run: list[_Word] = []  # words of the present name
     breaks, run_starts = False, True
-    words = [_word(w) if is_spaceless(w) else _WORDS[w] for w in parts[1::2]]  # runs without spaces rarely recur
+    words = [_word(ENGLISH, w) if is_spaceless(w) else vocabulary.words[w] for w in parts[1::2]]
     for position, (between, word) in enumerate(zip(parts[::2], words, strict=False)):
         capital = word.capital and (position > 0 or not word.function)
         if run and capital and between == " ":
@@ -360,7 +378,8 @@ def excerpt(question: AskedQuestion, unit: Document, most: int) -> Document | No
 
 
 def _heading(title: str) -> frozenset[str]:
-    return frozenset(stem(word.lower()) for word in TOKEN.findall(without_links(title)))
+    plain = without_elision(without_links(title), languages_of(title))
+    return frozenset(stem(word.lower()) for word in TOKEN.findall(plain))
 
 
 def _ranked(question: AskedQuestion, found: Sequence[Sentence], heading: frozenset[str]) -> list[tuple[float, int]]:

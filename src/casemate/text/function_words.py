@@ -1,0 +1,113 @@
+"""Function words of languages that put spaces between words, and which of these languages a text has."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import lru_cache
+
+from casemate.text.tokens import STOP_WORDS, WORD
+
+NEGATIONS = frozenset(
+    "no not never none neither nor without cannot"
+    " nicht kein keine keinen keinem keiner keines nie niemals ohne weder noch"
+    " ne pas non jamais aucun aucune sans ni rien nul nulle nunca sin ningún ninguno ninguna nada"
+    " mai senza nessun nessuno nessuna né não sem nenhum nenhuma nem niet geen nooit zonder noch".split()
+)
+"""Words that reverse a statement. They carry content in every language."""
+_LISTS = {
+    "de": """aber als also am an auch auf aus bei beim bis da damit dann das dass dem den denn der deren des dessen die
+    dies diese diesem diesen dieser dieses doch du durch ein eine einem einen einer eines er es für gegen gibt hat
+    hatte haben ich ihm ihn ihnen ihr ihre ihrem ihren ihrer ihres im in ist ja jede jedem jeden jeder jedes jene kann
+    können man mein mit muss müssen nach nur ob oder sehr sein seine seinem seinen seiner sich sie sind so soll sollen
+    sowie über um und uns unser unter viel viele vom von vor wann war waren warum was wegen weil welche welchem welchen
+    welcher welches wem wen wenn wer werden wessen wie wird wo woher wohin wurde wurden zu zum zur zwischen""",
+    "fr": """a afin ai alors après au aux avant avec avez avons c car ce ceci cela celle celles celui ces cet cette
+    ceux chaque combien comme comment d dans de depuis des dès dont du elle elles en encore entre est et étaient était
+    étant êtes être eu faut fait faire font il ils j je jusqu l la laquelle le lequel les lesquels leur leurs lors
+    lorsqu lorsque lui m ma mais mes moi mon même n nos notre nous on ont ou où par parce pendant peut peuvent plus
+    pour pourquoi puis puisqu qu quand que quel quelle quelles quels qui quoi s sa se selon sera seront ses si soit son
+    sont sous suis sur t ta te tes toi ton tous tout toute toutes tu un une vers vos votre vous y""",
+    "es": """a además al algo antes aquel aquella así aunque cada como cómo con cual cuál cuales cuáles cuando cuándo
+    cuánto cuánta cuántos cuántas de debe deben del desde después donde dónde durante e el él ella ellas ellos en entre
+    era eran es esa esas ese eso esos esta está están estas este esto estos fue fueron ha haber hace hacer hacia han
+    hasta hay la las le les lo los más me mi mientras mis muy nos nosotros o otra otras otro otros para pero por porque
+    puede pueden pues que qué quién quiénes se sea según ser si sido siempre sobre son su sus también tan tanto te
+    tiene tienen todo todos toda todas tu tus un una uno unos unas usted ustedes y ya yo""",
+    "it": """a ad agli ai al all alla alle allo anche c che chi ci ciò col come con cosa cui d da dagli dai dal dall
+    dalla dalle dei degli del dell della delle dello deve devono di dopo dove due e è ed era erano essere fra fu gli ha
+    hanno i il in io l la le lei lo loro lui ma mentre mi nei negli nel nell nella nelle nello noi o ogni oltre per
+    perché però più poi può possono prima qual quale quali quando quanta quante quanti quanto quella quelle quelli
+    quello quest questa queste questi questo qui se sei si sia sono sta stata stati stato su sua sue sugli sui sul sull
+    sulla sulle suo suoi ti tra tu tutti tutto un una uno vi voi""",
+    "pt": """a à ao aos aquela aquele as às até com como da das de depois desde do dos e é ela elas ele eles em entre
+    era eram essa esse esta está estão este eu foi foram há isso isto já lhe mais mas me mesmo meu minha muito na nas
+    no nos o onde os ou para pela pelas pelo pelos pode podem por porque qual quais quando quanta quantas quanto
+    quantos que quem se seja sem ser seu seus sobre sua suas são só também te tem têm todo todos tu um uma umas uns
+    você vocês""",
+    "nl": """aan al als ander bij daar dan dat de der deze die dit door een en er het heeft hebben hem hier hij hoe hun
+    ik in is je kan kunnen maar me meer men met mij moet moeten na naar nog nu of om omdat ons onder ook op over te tot
+    tussen uit u uw van veel voor waar waarom wanneer was wat we welk welke wel werd wie wij worden wordt zal ze zich
+    zij zijn zo zou""",
+}
+_ENGLISH = "en"
+_FUNCTION_WORDS = {_ENGLISH: STOP_WORDS - NEGATIONS} | {
+    language: frozenset(listed.split()) - NEGATIONS for language, listed in _LISTS.items()
+}
+ENGLISH = _FUNCTION_WORDS[_ENGLISH]
+"""English function words."""
+_LANGUAGES_OF = {
+    word: tuple(name for name, listed in _FUNCTION_WORDS.items() if word in listed)
+    for word in frozenset().union(*_FUNCTION_WORDS.values())
+}
+_ELIDED = re.compile(
+    r"(?<![^\W_])(?:[cdjlmnst]|qu|jusqu|lorsqu|puisqu|dall|dell|all|nell|sull|un|quest)['’](?=[^\W\d_]{2})",
+    re.IGNORECASE,
+)
+"""A French or Italian function word without its last vowel, before the word that it belongs to."""
+_ELIDING = frozenset(("fr", "it"))
+_LEAST = 2
+"""Function words of a text in another language than English, at least: "Los Angeles" is no Spanish."""
+_SHARE = 0.5
+_READ = 2000
+"""Characters of a text whose words are counted."""
+_CACHED = 4096
+
+
+@lru_cache(maxsize=_CACHED)
+def languages_of(text: str) -> frozenset[str]:
+    """Returns the languages whose function words are most frequent in a text, as ISO 639-1 codes.
+
+    It is English if no other language has more, and two at least. Else it is each with at least half as many as the
+    best: languages share function words. Words with a capital do not count, but for the first: they may be parts of
+    names. The first 2,000 characters are read. Cached.
+
+    >>> sorted(languages_of("When does the bridge open?")), sorted(languages_of("Wann wird die Brücke geöffnet?"))
+    (['en'], ['de'])
+    """
+    read = text[:_READ]
+    found = WORD.findall(read)
+    found[:1] = map(str.lower, found[:1])
+    counts = Counter(name for word in found for name in _LANGUAGES_OF.get(word, ()))
+    if "'" in read or "’" in read:
+        elided = len(_ELIDED.findall(read))
+        counts.update(dict.fromkeys(_ELIDING, elided))
+    most = max(counts.values(), default=0)
+    if most < _LEAST or counts[_ENGLISH] == most:
+        return frozenset((_ENGLISH,))
+    return frozenset(name for name, count in counts.items() if count >= _SHARE * most)
+
+
+@lru_cache(maxsize=_CACHED)
+def function_words(languages: frozenset[str]) -> frozenset[str]:
+    """Returns the function words of some languages, and of English. No negation is one."""
+    return ENGLISH.union(*(_FUNCTION_WORDS[name] for name in languages))
+
+
+def without_elision(text: str, languages: frozenset[str]) -> str:
+    """Separates elided function words from the words that they belong to, if French or Italian is one of the languages.
+
+    >>> without_elision("Quand commence l’isolement ?", frozenset({"fr"}))
+    'Quand commence l’ isolement ?'
+    """
+    return text if _ELIDING.isdisjoint(languages) else _ELIDED.sub(r"\g<0> ", text)
