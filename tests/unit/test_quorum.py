@@ -327,6 +327,13 @@ def test_the_composer_sees_released_statements_only():
     assert compose(question, levels) == compose(question, dict(reversed(levels.items())))
 
 
+@pytest.mark.parametrize(("asked", "negation"), [("Can visitors park there?", "not"), ("Wann ist sie offen?", "nicht")])
+def test_a_negation_alone_is_no_answer(asked, negation):
+    question = AskedQuestion.of(asked)
+    assert compose(question, {Word(negation): 0}).text == UNKNOWN
+    assert compose(question, {Word(negation): 0, Word("sunday"): 0}).words == (negation, "sunday")
+
+
 @given(UNITS)
 @settings(max_examples=40, deadline=None)
 def test_the_order_of_units_does_not_matter(units):
