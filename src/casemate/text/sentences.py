@@ -15,12 +15,15 @@ BLOCK_END = re.compile(
 
 A message begins with a time in brackets, or with a time and a name.
 """
+_GERMAN_MONTH = "Januar|Jänner|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
+_BEFORE_NUMBER = r"(?<=\b(?:Nr|Bd)\.\s)|(?<=\b(?:Abs|Art|Kap|Anm)\.\s)|(?<=\bZiff\.\s)"
+"""German abbreviations that end no sentence before a number."""
 SENTENCE_END = re.compile(
     r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\b(?:Dr|Mr|Ms|St|No|vs)\.)(?<!\b(?:Mrs|e\.g|i\.e)\.)\s+(?=[^\sa-z])"
+    rf"(?!(?<=\d\.\s)(?:{_GERMAN_MONTH})\b)(?!(?:{_BEFORE_NUMBER})\d)"
 )
-"""Space between two sentences: after a period that ends no common abbreviation, before any character except a small
-letter.
-"""
+"""Space between two sentences: after a period that ends no common abbreviation or German ordinal, before anything but a
+small letter."""
 _ANY_SENTENCE_END = re.compile(
     SENTENCE_END.pattern + r"|(?<=[。！？｡])(?![。！？｡」』”’）])\s*|(?<=[。！？｡][」』”’）])\s*|(?<=[।॥؟۔።။។])\s+"
 )
@@ -51,6 +54,8 @@ def sentences(text: str) -> list[str]:
 
     >>> sentences("Dr. Ito came at 8. She left.")
     ['Dr. Ito came at 8.', 'She left.']
+    >>> sentences("Es gilt § 5 Abs. 2 und tritt am 1. Mai in Kraft. Der Preis steigt.")
+    ['Es gilt § 5 Abs. 2 und tritt am 1. Mai in Kraft.', 'Der Preis steigt.']
     >>> sentences("橋は八時に開く。料金は三元。")
     ['橋は八時に開く。', '料金は三元。']
     >>> sentences("พิพิธภัณฑ์เปิดเวลาแปดโมงเช้า ค่าเข้าชมสามสิบบาทต่อคน")
