@@ -86,8 +86,8 @@ def _membership(assessment: Assessment) -> Headline:
         return Headline(title, None, None, False, "", "no cases", why)
     n, m = (assessment.membership.evidence[key] for key in ("members", "nonmembers"))
     meaning = (
-        f"The strongest attack tells an indexed document from another in {_of_100(off[1])} of 100 pairs with the guard "
-        f"off, in {_of_100(on[1])} with it on. 50 is a coin toss."
+        f"The strongest attack distinguishes an indexed document from another in {_of_100(off[1])} of 100 pairs "
+        f"with the guard off, in {_of_100(on[1])} with it on. 50 is a coin toss."
     )
     count = len(assessment.membership.attacks)
     cases = f"{n} indexed documents and {m} others; strongest of {count} attacks: {off[0]} (off), {on[0]} (on)"

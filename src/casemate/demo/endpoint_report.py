@@ -50,8 +50,8 @@ def _membership(found: EndpointAssessment) -> EndpointHeadline:
     if metrics is None:
         return EndpointHeadline(title, None, None, False, "", "too few pasted texts were answered")
     meaning = (
-        f"The attack {ATTACK.use} tells a record from a text of the baseline in {100 * metrics.auc.value:.0f} of 100 "
-        "pairs. 50 is a coin toss."
+        f"The attack {ATTACK.use} distinguishes a record from a text of the baseline in {100 * metrics.auc.value:.0f} "
+        "of 100 pairs. 50 is a coin toss."
     )
     cases = f"{plural(metrics.members, 'record')}, {plural(metrics.nonmembers, 'text')} of the baseline"
     return EndpointHeadline(title, metrics.auc, None, False, meaning, cases)
