@@ -327,6 +327,22 @@ def test_the_composer_sees_released_statements_only():
     assert compose(question, levels) == compose(question, dict(reversed(levels.items())))
 
 
+@pytest.mark.parametrize(
+    ("asked", "stems", "names"),
+    [
+        ("How often may I work from home?", {"hom", "work"}, set()),
+        ("I'm late, where do I go?", {"lat", "go"}, set()),
+        ("Darf ich hier parken?", {"parken"}, set()),
+        ("Wann können Sie die Schule öffnen?", {"schul", "öffnen"}, {"schul"}),
+        ("When did World War I end?", {"end", "i", "war", "world"}, {"i", "war", "world"}),
+        ("Is it open at 10:00?", {"open", "10:00"}, {"10:00"}),
+    ],
+)
+def test_a_pronoun_is_no_name_and_a_time_is_whole(asked, stems, names):
+    question = AskedQuestion.of(asked)
+    assert (question.stems, question.names) == (stems, names)
+
+
 @pytest.mark.parametrize(("asked", "negation"), [("Can visitors park there?", "not"), ("Wann ist sie offen?", "nicht")])
 def test_a_negation_alone_is_no_answer(asked, negation):
     question = AskedQuestion.of(asked)
@@ -488,8 +504,10 @@ def naive_tokens(text, known):
     tokens, before, run, starts, breaks, end = [], [], [], False, False, 0
     for position, match in enumerate(TOKEN.finditer(text)):
         written, between, end = match[0], text[end : match.start()], match.end()
-        function = written.lower() in known
+        function = written.lower() in known or written.replace("’", "'") in ("I'm", "I've", "I'll", "I'd")
         capital = written[0].isupper() and not (position == 0 and function)
+        pronoun = function and written[:1] == "I" and written[1:2] in ("", "'", "’")
+        pronoun = pronoun or (function and written in ("Sie", "Ihnen", "Ihr", "Ihre", "Ihrem", "Ihren", "Ihrer"))
         if run and capital and between == " ":
             run.append(written)
             continue
@@ -497,7 +515,7 @@ def naive_tokens(text, known):
             tokens.append((run, before, breaks, starts))
             run, before, breaks = [], [], False
         breaks = breaks or bool(between.strip(" '\"“”‘’"))
-        if capital:
+        if capital and not pronoun:
             run, starts = [written], position == 0
         elif function:
             before.append(written.lower())

@@ -16,12 +16,13 @@ NEGATIONS = frozenset(
 )
 """Words that reverse a statement. They carry content in every language."""
 _LISTS = {
-    "de": """aber als also am an auch auf aus bei beim bis da damit dann das dass dem den denn der deren des dessen die
-    dies diese diesem diesen dieser dieses doch du durch ein eine einem einen einer eines er es für gegen gibt hat
-    hatte haben ich ihm ihn ihnen ihr ihre ihrem ihren ihrer ihres im in ist ja jede jedem jeden jeder jedes jene kann
-    können man mein mit muss müssen nach nur ob oder sehr sein seine seinem seinen seiner sich sie sind so soll sollen
-    sowie über um und uns unser unter viel viele vom von vor wann war waren warum was wegen weil welche welchem welchen
-    welcher welches wem wen wenn wer werden wessen wie wird wo woher wohin wurde wurden zu zum zur zwischen""",
+    "de": """aber als also am an auch auf aus bei beim bis da damit dann darf das dass dem den denn der deren des
+    dessen die dies diese diesem diesen dieser dieses doch dort du durch dürfen ein eine einem einen einer eines er
+    es für gegen gibt haben hat hatte hier ich ihm ihn ihnen ihr ihre ihrem ihren ihrer ihres im in ist ja jede
+    jedem jeden jeder jedes jene kann können man mein mit muss müssen nach nur ob oder sehr sein seine seinem seinen
+    seiner sich sie sind so soll sollen sowie um und uns unser unter viel viele vom von vor wann war waren warum was
+    wegen weil welche welchem welchen welcher welches wem wen wenn wer werden wessen wie wird wo woher wohin wollen
+    wurde wurden zu zum zur zwischen über""",
     "fr": """a afin ai alors après au aux avant avec avez avons c car ce ceci cela celle celles celui ces cet cette
     ceux chaque combien comme comment d dans de depuis des dès dont du elle elles en encore entre est et étaient était
     étant êtes être eu faut fait faire font il ils j je jusqu l la laquelle le lequel les lesquels leur leurs lors

@@ -23,9 +23,9 @@ from casemate.types import Document
 
 _GROUPED = rf"\d{{1,9}}(?:,\d{{3}}){{0,3}}[{SPACELESS}]"
 TOKEN = re.compile(
-    rf"\d+(?:[.,]\d+)*%?(?![^\W_]|[.,]{_GROUPED})|{LETTERS}(?:['’.-]{LETTERS}|(?<=\d),(?={_GROUPED}){LETTERS})*+"
+    rf"\d+(?:[.,:]\d+)*%?(?![^\W_]|[.,]{_GROUPED})|{LETTERS}(?:['’.-]{LETTERS}|(?<=\d),(?={_GROUPED}){LETTERS})*+"
 )
-"""A number with separators and percent sign, or a word. In scripts without spaces, words follow numbers directly."""
+"""A number or time with separators and percent sign, or a word. In scripts without spaces, words follow numbers."""
 WORD_LETTERS = 8
 """Letters of a keyword in a script without spaces, at most."""
 WORD_CLUSTERS = 4
@@ -42,6 +42,9 @@ _NUMBERING = re.compile(
     re.MULTILINE,
 )
 """The number or letter of a list item or paragraph: it counts items, and is no number that the text states."""
+_FIRST_PERSON = frozenset("I I'm I've I'll I'd I’m I’ve I’ll I’d".split())
+_PRONOUNS = _FIRST_PERSON | frozenset("Sie Ihnen Ihr Ihre Ihrem Ihren Ihrer".split())
+"""Pronouns with a capital inside a sentence. They are no names."""
 MIN_COVERAGE = 0.5
 """Share of the question's words that a unit must contain; below it, the unit abstains.
 
@@ -145,6 +148,8 @@ class Sentence:
     def stems(self) -> frozenset[str]:
         """Stems of the words of its tokens."""
         written = TOKEN.findall(self.text)
+        if not _PRONOUNS.isdisjoint(written):  # "I" counts in "World War I" only
+            return frozenset().union(*[token.stems for token in self.tokens])
         written[:1] = map(str.lower, written[:1])
         counted = _vocabulary(self.function_words).stems
         return frozenset().union(*[text_parts(w.lower()) if is_spaceless(w) else counted[w] for w in written])
@@ -272,6 +277,7 @@ class _Word(NamedTuple):
         stems: Its stem alone.
         capital: Whether it begins with a capital.
         function: Whether it is a function word.
+        pronoun: Whether it is a pronoun with a capital.
         named: Whether it is a number, or has a capital after the first character.
     """
 
@@ -281,6 +287,7 @@ class _Word(NamedTuple):
     stems: frozenset[str]
     capital: bool
     function: bool
+    pronoun: bool
     named: bool
 
 
@@ -301,7 +308,9 @@ def _word(known: frozenset[str], written: str) -> _Word:
     lower = written.lower()
     stems = text_parts(lower) if is_spaceless(lower) else frozenset((stem(lower),))
     named = written[0].isdigit() or any(c.isupper() for c in written[1:])
-    return _Word(written, lower, lemma(written), stems, written[0].isupper(), lower in known, named)
+    function = lower in known or written in _FIRST_PERSON
+    pronoun = function and written in _PRONOUNS
+    return _Word(written, lower, lemma(written), stems, written[0].isupper(), function, pronoun, named)
 
 
 def _counted_stems(known: frozenset[str], written: str) -> frozenset[str]:
@@ -325,7 +334,7 @@ def _tokens(parts: Sequence[str], vocabulary: _Vocabulary) -> list[Token]:
             tokens.append(_token(run, before, breaks, run_starts))
             run, before, breaks = [], [], False
         breaks = breaks or (between != " " and bool(between.strip(" '\"“”‘’")))
-        if capital:
+        if capital and not word.pronoun:
             run, run_starts = [word], position == 0
         elif word.function:
             before.append(word.lower)
