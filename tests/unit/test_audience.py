@@ -416,7 +416,8 @@ def test_ask_as_a_client_explains(folder):
     (verdict,) = shown["verdicts"]
     assert verdict["evidence"]["units"] == 3 and verdict["evidence"]["support"][0] == 3
     explained = " ".join(cli_run("ask", QUESTION, "--as", "none", "--explain").split())
-    units = "from 3 units (a unit is a source with its copies) that the client may not read"
+    about = "a unit is a source with its copies; 3 of them state something about the question"
+    units = f"from 3 units ({about}) that the client may not read"
     assert f"{units}; 0 readable documents kept; units that state each" in explained
     assert not any(f"{field} " in explained for field in ("came_in", "altered 1", "heard 3"))
     full = cli_run("ask", "Which door does the north tower of the harbor bridge have?", "--as", "archive")
