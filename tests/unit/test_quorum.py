@@ -350,6 +350,11 @@ def test_a_negation_alone_is_no_answer(asked, negation):
     assert compose(question, {Word(negation): 0, Word("sunday"): 0}).words == (negation, "sunday")
 
 
+@pytest.mark.parametrize("asked", ["Wann ist sie offen?", "Quand le pont est-il ouvert ?", "When is it open?"])
+def test_the_month_of_may_is_an_answer(asked):
+    assert compose(AskedQuestion.of(asked), {Word("mai"): 0}).text == "Mai."
+
+
 @given(UNITS)
 @settings(max_examples=40, deadline=None)
 def test_the_order_of_units_does_not_matter(units):

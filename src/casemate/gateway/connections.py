@@ -1,11 +1,11 @@
 """The connections of a server: accepts them, limits their number, and closes those with long waits for their client.
 
-At the limit, a new connection replaces one that waits for its client: the oldest of the address with most waiting
-connections. So an address with many connections cannot displace those of others. A rate limit applies to this address,
-and to those with more than half as many and more than ``FEW``: together they may replace at most ``REPLACED_PER_S`` a
-second. Their further connections are reset immediately. Clients that lose a connection often reopen it at once, and
-their requests would delay those of others. A trusted proxy has the connections of many clients, so it may replace any
-number.
+At the limit, a new connection replaces one that waits for its client: the one with the longest wait, of the address
+with most waiting connections. So an address with many connections cannot displace those of others. A rate limit applies
+to this address, and to those with more than half as many and more than ``FEW``: together they may replace at most
+``REPLACED_PER_S`` a second. Their further connections are reset immediately. Clients that lose a connection often
+reopen it at once, and their requests would delay those of others. A trusted proxy has the connections of many clients,
+so it may replace any number.
 
 The address of an IPv6 client is its /64 network, which usually belongs to one client.
 """

@@ -84,6 +84,8 @@ def unit_sources(
 ) -> dict[str, frozenset[str]]:
     """All sources in the unit of each source, from the whole collection; related as in ``related_sources``.
 
+    Unlike in ``group_units``, names of translations and versions relate no sources (ADR 0015).
+
     Reads the index twice for each step of the relation, in bounded memory.
     """
 

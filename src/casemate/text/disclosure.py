@@ -799,7 +799,7 @@ class DisclosureCounter:
     def _disclose_said(self, word: str, times: int, among: Iterable[int]) -> None:
         """Discloses the n-th occurrence of a word, n = ``times``, in some texts.
 
-        It is credited if no other text contains it.
+        It is credited if no other text in the context contains it.
         """
         for number in among:
             found = self._texts[number].places.get(word)

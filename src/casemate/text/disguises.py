@@ -238,7 +238,7 @@ def fold_name(name: str) -> str:
     Unlike ``fold_text``, it keeps apparent markup. It removes diacritics from Latin, Greek and Cyrillic letters only;
     in other scripts the marks change the sound.
 
-    >>> fold_name("Mаllorý <M@x.org>"), fold_name("が") == fold_name("か")
+    >>> fold_name("M\u0430llor\u00fd <M@x.org>"), fold_name("\u304c") == fold_name("\u304b")
     ('mallory <m@x.org>', False)
     """
     name = _unescaped(name)

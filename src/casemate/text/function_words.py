@@ -12,9 +12,12 @@ NEGATIONS = frozenset(
     "no not never none neither nor without cannot"
     " nicht kein keine keinen keinem keiner keines nie niemals ohne weder noch"
     " ne pas non jamais aucun aucune sans ni rien nul nulle nunca sin ningún ninguno ninguna nada"
-    " mai senza nessun nessuno nessuna né não sem nenhum nenhuma nem niet geen nooit zonder noch".split()
+    " senza nessun nessuno nessuna né não sem nenhum nenhuma nem niet geen nooit zonder noch".split()
 )
-"""Words that reverse a statement. They carry content in every language."""
+"""Words that reverse a statement. They carry content in every language.
+
+The Italian "mai" is missing, because it is the month of May in German and French.
+"""
 _LISTS = {
     "de": """aber als also am an auch auf aus bei beim bis da damit dann darf das dass dem den denn der deren des
     dessen die dies diese diesem diesen dieser dieses doch dort du durch dürfen ein eine einem einen einer eines er

@@ -4,14 +4,16 @@ A line contains a class and its words, in lower case without accents. An accent 
 is a form of "to be", "e" means "and"). A star matches any ending. A line with two classes contains verb forms that
 include their subject ("puedo": I can). A word belongs to its first class. Words without a class are subject matter.
 
-========= ===================================================================================================== NEG,
-NONE negation; UN: words that include it I, YOU the assistant, the reader; IT, HE: things referred to, third persons;
-AI: "assistant", "model" SRC documents; GIVEN: "provided", "above"; INFO: "information", "detail"; ANSWER; REQ:
-"question" CAN, WILL modal verbs; BE, DO, HAVE: auxiliary verbs; CONTAIN, STATE, FIND, KNOW, DET, ACT, REFUSE: what is
-declined SORRY apologies; THANKS: courtesies; POLICY: rules, privacy; ACCESS; CONTACT: "please", "contact" LACK missing,
-outside; ENOUGH, ONLY, WITHOUT: quantity and restriction BUT, SO conjunctions, with BECAUSE, IF, AND, QUE; WH: question
-words; SAID: reported speech IN, ABOUT prepositions; THE, NE: dropped =========
-=====================================================================================================
+=========  =====================================================================================================
+NEG, NONE  negation; UN: words that include it
+I, YOU     the assistant, the reader; IT, HE: things referred to, third persons; AI: "assistant", "model"
+SRC        documents; GIVEN: "provided", "above"; INFO: "information", "detail"; ANSWER; REQ: "question"
+CAN, WILL  modal verbs; BE, DO, HAVE: auxiliary verbs; CONTAIN, STATE, FIND, KNOW, DET, ACT, REFUSE: what is declined
+SORRY      apologies; THANKS: courtesies; POLICY: rules, privacy; ACCESS; CONTACT: "please", "contact"
+LACK       missing, outside; ENOUGH, ONLY, WITHOUT: quantity and restriction
+BUT, SO    conjunctions, with BECAUSE, IF, AND, QUE; WH: question words; SAID: reported speech
+IN, ABOUT  prepositions; THE, NE: dropped
+=========  =====================================================================================================
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _BEFORE_NUMBER = r"(?<=\b(?:Nr|Bd)\.\s)|(?<=\b(?:Abs|Art|Kap|Anm)\.\s)|(?<=\bZif
 """German abbreviations that end no sentence before a number."""
 SENTENCE_END = re.compile(
     r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\b(?:Dr|Mr|Ms|St|No|vs)\.)(?<!\b(?:Mrs|e\.g|i\.e)\.)\s+(?=[^\sa-z])"
-    rf"(?!(?<=\d\.\s)(?:{_GERMAN_MONTH})\b)(?!(?:{_BEFORE_NUMBER})\d)"
+    rf"(?!(?:(?<=\b\d\.\s)|(?<=\b\d\d\.\s))(?:{_GERMAN_MONTH})\b)(?!(?:{_BEFORE_NUMBER})\d)"
 )
 """Space between two sentences: after a period that ends no common abbreviation or German ordinal, before anything but a
 small letter."""
@@ -56,6 +56,8 @@ def sentences(text: str) -> list[str]:
     ['Dr. Ito came at 8.', 'She left.']
     >>> sentences("Es gilt § 5 Abs. 2 und tritt am 1. Mai in Kraft. Der Preis steigt.")
     ['Es gilt § 5 Abs. 2 und tritt am 1. Mai in Kraft.', 'Der Preis steigt.']
+    >>> sentences("It opened in 1932. September was cold.")
+    ['It opened in 1932.', 'September was cold.']
     >>> sentences("橋は八時に開く。料金は三元。")
     ['橋は八時に開く。', '料金は三元。']
     >>> sentences("พิพิธภัณฑ์เปิดเวลาแปดโมงเช้า ค่าเข้าชมสามสิบบาทต่อคน")

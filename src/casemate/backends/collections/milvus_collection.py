@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +70,10 @@ class MilvusCollection(RowCollection):
             "milvus_collection", self.name, self.url, self.token, self.database, self.timeout_s, if_absent
         )
         self._key, self._numbered = "", False
+
+    def errors(self) -> AbstractContextManager[None]:
+        """See ``RowCollection``."""
+        return self._server.translate_errors()
 
     def connect(self) -> int:
         """See ``RowCollection``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,10 @@ class QdrantCollection(RowCollection):
         )
         self.own_fields = frozenset(self.only)
         self._client: QdrantClient | None = None
+
+    def errors(self) -> AbstractContextManager[None]:
+        """See ``RowCollection``."""
+        return self._server.translate_errors()
 
     def connect(self) -> int:
         """See ``RowCollection``."""

@@ -66,10 +66,8 @@ class RowCollection(VectorCollection):
         """The rows with these ids (at least one) that exist."""
 
     def errors(self) -> AbstractContextManager[Any]:
-        """Translates errors of the store's client inside the block. Default: as the attribute ``_server`` does."""
-        translate = getattr(getattr(self, "_server", None), "translate_errors", nullcontext)
-        found: AbstractContextManager[Any] = translate()
-        return found
+        """Translates errors of the store's client inside the block. Default: none."""
+        return nullcontext()
 
     def open(self) -> int:
         """See ``VectorCollection.open``. Closes connections if it fails."""

@@ -292,7 +292,7 @@ class CrawlEvidence:
         return self._client(query).strongest
 
     def alarm_limit(self, query: Query) -> float:
-        """Returns the evidence above which an alarm is raised for the client.
+        """Returns the least evidence at which an alarm is raised for the client.
 
         In a suspected tenant it is lower, but only for later events of the client. A client with more evidence before
         has the usual limit until its next event.
