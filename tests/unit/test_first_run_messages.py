@@ -116,8 +116,8 @@ EXPECTED = {
     "honeytoken": "planted records in the context: h1; this client has retrieved 3 different ones, as a crawler does",
     "canary_token": "the answer began to contain the watermark of chunk d1 and was cut",
     "quorum": "2 keywords released from 3 units (a unit is a source with its copies; 3 of them state something about "
-    "the question) that the client may not read; 1 readable document kept; units that state each keyword: 3, 3; units that must change to alter the "
-    "answer: 1",
+    "the question) that the client may not read; 1 readable document kept; units that state each keyword: 3, 3; units "
+    "that must change to alter the answer: 1",
     "query_filter": "the wording matches rules: repeat, paste",
     "reindex": "ordered for topic 4 by version 2 (linear); 1 chunk came into the context, which has 2 topics",
     "personal_data": "masked: 2 EMAIL, 1 PERSON",
