@@ -12,19 +12,19 @@ LANGUAGES = (
 _LANGUAGE = rf"(?:{'|'.join(LANGUAGES)})(?:[-_](?:[a-z]{{2}}|hans|hant|latn|cyrl))?"
 _PART = r"(?:\.(?:\d{1,9}|x))"
 _VERSION = rf"(?:version-)?(?:v\d{{1,9}}{_PART}{{0,4}}|\d{{1,9}}{_PART}{{1,4}}(?=/))"
-_MARK = re.compile(rf"(?:^|[/._ -])(?:{_LANGUAGE}|{_VERSION})(?![^/._ -])", re.IGNORECASE)
+_MARK = re.compile(rf"(?:^|[/._-])(?:{_LANGUAGE}|{_VERSION})(?![^/._-])", re.IGNORECASE)
 
 
 def document_name(source: str) -> str:
     """Returns the name of a source without codes of languages and versions, which all its translations share.
 
-    A code stands between slashes, periods, underscores, hyphens or spaces. A code of a language may have a region or
+    A code stands between slashes, periods, underscores or hyphens. A code of a language may have a region or
     script (``pt-BR``). A version begins with ``v``, or is a folder of numbers with periods. A name that consists of
     codes only stays as it is.
 
     >>> [document_name(n) for n in ("de/leave.md", "pt_BR/leave.md", "leave.fr.md", "leave.md", "v1.2/leave.md")]
     ['leave.md', 'leave.md', 'leave.md', 'leave.md', 'leave.md']
-    >>> [document_name(n) for n in ("2021/report.md", "federal.md", "case-17", "de")]
-    ['2021/report.md', 'federal.md', 'case-17', 'de']
+    >>> [document_name(n) for n in ("2021/report.md", "federal.md", "what is new.md", "de")]
+    ['2021/report.md', 'federal.md', 'what is new.md', 'de']
     """
-    return _MARK.sub("", source).lstrip("/._ -") or source
+    return _MARK.sub("", source).lstrip("/._-") or source

@@ -38,8 +38,7 @@ _PARTS = re.compile(f"({TOKEN.pattern})")
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
 _MARKS = re.compile(r"[*_`|]+")
 _NUMBERING = re.compile(
-    r"^([ \t>#]*(?:[-*+•][ \t]{1,9})?)(?:\d{1,3}[.)]|\((?:\d{1,3}|[a-z]{1,3})\)|[a-z]{1,2}\))(?=[ \t]+\S)",
-    re.MULTILINE,
+    r"([ \t>#]*(?:[-*+•][ \t]{1,9})?)(?:\d{1,3}[.)]|\((?:\d{1,3}|[a-z]{1,3})\)|[a-z]{1,2}\))(?=[ \t]+\S)"
 )
 """The number or letter of a list item or paragraph: it counts items, and is no number that the text states."""
 _FIRST_PERSON = frozenset("I I'm I've I'll I'd I’m I’ve I’ll I’d".split())
@@ -258,13 +257,27 @@ def read_text(text: str, questions: bool = False) -> tuple[Sentence, ...]:
     Sentences that are questions are left out, unless ``questions``. Cached.
     """
     languages = languages_of(text)
-    text = without_elision(_NUMBERING.sub(r"\1-", without_links(text)), languages)
+    text = without_elision(_without_numbering(without_links(text)), languages)
     known = function_words(languages)
     marked = _MARKS.search(text) is not None
     bare = (MARKUP.sub("", s) if marked or not s[0].isalnum() else s for s in sentences(text))
     plain = (" ".join(s.split()) for s in bare)
     found = (Sentence(s, known) for s in plain if questions or not s.endswith(("?", "？")))
     return tuple(islice((s for s in found if s.stems), MAX_SENTENCES))
+
+
+def _without_numbering(text: str) -> str:
+    r"""Replaces the numbers of list items by hyphens. A line that continues a sentence is no list item.
+
+    >>> _without_numbering("Steps:\n1. Mix\n2. Bake\n\nIt opens on\n1. May.").split("\n")
+    ['Steps:', '- Mix', '- Bake', '', 'It opens on', '1. May.']
+    """
+    lines, follows = list[str](), False
+    for line in text.split("\n"):
+        item = _NUMBERING.match(line)
+        follows = item is not None and (follows or not lines or not (end := lines[-1].rstrip()) or end[-1] in ".:;!?")
+        lines.append(f"{item[1]}-{line[item.end() :]}" if item and follows else line)
+    return "\n".join(lines)
 
 
 class _Word(NamedTuple):
