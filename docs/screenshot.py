@@ -28,7 +28,7 @@ from tests.seeded_clinic import admin_key, live_through, settle  # noqa: E402
 
 IMAGES = ROOT / "docs/images"
 WIDTH, HEIGHT = 1366, 1000
-HEAD = 1280, 625
+HEAD = 1280, 650
 """Width and height of the head of the report, in pixels."""
 LARGEST = 300_000
 """Bytes."""
