@@ -1,7 +1,7 @@
 """Statements of one unit about a question: keywords, their forms, and pairs of neighboring keywords.
 
-Scripts without spaces have no words in common spelling. There a unit states all spans of the pieces between the words
-of the question. Each span is counted as a whole.
+In a script without spaces, two units rarely write a clause alike. There a unit states all spans of the pieces between
+the words of the question. Each span is counted as a whole.
 """
 
 from __future__ import annotations
@@ -337,6 +337,7 @@ def _tokens(parts: Sequence[str], vocabulary: _Vocabulary) -> list[Token]:
     before: list[str] = []
     run: list[_Word] = []  # words of the present name
     breaks, run_starts = False, True
+    # Runs without spaces rarely recur, so they are not cached. Their function words are found by clusters.
     words = [_word(ENGLISH, w) if is_spaceless(w) else vocabulary.words[w] for w in parts[1::2]]
     for position, (between, word) in enumerate(zip(parts[::2], words, strict=False)):
         capital = word.capital and (position > 0 or not word.function)
