@@ -16,17 +16,19 @@ from casemate.config import FILE, Config, PluginSpec, read
 from casemate.errors import CasemateError, DataError
 from casemate.guard import generation_costs
 from casemate.guard.audience import AudiencePolicy
+from casemate.guard.calibration.log_review import log_warnings, weak_attacks_note
 from casemate.guard.client_state.crawl_evidence import RecordedLimits
 from casemate.guard.defenses.crawl_limit import CrawlLimit, daily_share_notes
 from casemate.guard.defenses.quorum.bounds import describe_bounds
 from casemate.guard.defenses.reindex import Reindex
+from casemate.maths.calibration import Calibration
 from casemate.maths.stats import clopper_pearson
 from casemate.monitor.alerts.delivery_queue import DELIVERY_KIND, DeliveryOutcome
 from casemate.monitor.alerts.outbox import LOOK_BACK
 from casemate.monitor.honeytokens.planting import find_records
 from casemate.monitor.poisoning.quarantine import Quarantine, QuarantineState
 from casemate.monitor.service import missing_screening, open_alert_dispatcher
-from casemate.protocols import Defense
+from casemate.protocols import CalibratedDefense, Defense
 from casemate.rag.corpus import Corpus, Source
 from casemate.rag.ingest import Ingest
 from casemate.reindexing.registry import reindex_due
@@ -161,6 +163,14 @@ def _guard(app: App) -> Iterator[Finding]:
             detail = f"{defense.name}, tenant {tenant!r}: calibrated on {found.source}, {found.at}"
             inactive = "" if found.benign else "; nothing will be withheld"
             yield Finding("guard", None if inactive else True, detail + inactive)
+            yield from _calibration_notes(defense, found, tenant)
+
+
+def _calibration_notes(defense: CalibratedDefense, found: Calibration, tenant: str) -> Iterator[Finding]:
+    """Repeats what ``casemate index`` and ``casemate calibrate`` printed about a calibration."""
+    rate = defense.significance or 0.0
+    notes = [*log_warnings(found, rate), weak_attacks_note(found, rate)] if found.benign else []
+    yield from (Finding("calibration", None, f"{defense.name}, tenant {tenant!r}: {note}") for note in notes if note)
 
 
 def _order(app: App) -> Iterator[Finding]:

@@ -19,12 +19,13 @@ from rich.console import Console
 from scipy.stats import kstest
 
 from casemate.cli import setup
-from casemate.cli.setup import _note_weak_attacks
+from casemate.cli.setup import _say_calibrated
 from casemate.errors import BackendError, DataError
 from casemate.guard.calibration import file as calibration
 from casemate.guard.calibration.closeness import FEATURES
 from casemate.guard.calibration.file import CalibrationFile, read_calibrations, write_calibration
 from casemate.guard.calibration.fitting import RATES
+from casemate.guard.calibration.log_review import weak_attacks_note
 from casemate.maths import stats
 from casemate.maths.calibration import MAX_SIZE_RATIO, Calibration
 from casemate.runtime import files
@@ -48,13 +49,14 @@ MADE = Calibration(
 scores = st.floats(-5, 5).map(lambda x: round(x, 2))
 
 
-def test_attacks_of_which_most_questions_pass_are_named_after_indexing(capsys):
+def test_attacks_of_which_most_questions_pass_are_named(capsys):
     recall = {a: {"0.01": {"question": [share, 0.0, 1.0]}} for a, share in (("direct", 0.9), ("mba", 0.03))}
-    _note_weak_attacks(replace(MADE, notes={"recall": recall}), 0.01)
-    assert "fewer than half of the questions of these attacks: mba 3 %;" in " ".join(capsys.readouterr().err.split())
-    for harmless in (MADE, replace(MADE, notes={})):
-        _note_weak_attacks(harmless, 0.01)
-    assert capsys.readouterr().err == ""
+    weak = replace(MADE, notes={"recall": recall})
+    assert "fewer than half of the questions of these attacks: mba 3 %;" in weak_attacks_note(weak, 0.01)
+    for harmless, rate in ((MADE, 0.01), (replace(MADE, notes={}), 0.01), (weak, 0.03)):
+        assert weak_attacks_note(harmless, rate) == ""
+    _say_calibrated("mirabel", weak, 0.01)
+    assert f"note: {weak_attacks_note(weak, 0.01)}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_score_is_the_weighted_sum_of_standardized_features():

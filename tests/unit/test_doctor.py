@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import EntryPoint
 
@@ -14,14 +15,17 @@ from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.cli import cli
 from casemate.doctor import FEW, examine
 from casemate.errors import ConfigError, DataError
+from casemate.guard.calibration.file import write_calibration
+from casemate.guard.calibration.log_review import log_warnings, weak_attacks_note
 from casemate.guard.watermarks.honeytoken_keys import METADATA
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import ScreeningResult
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
 from casemate.types import Document, Event
-from tests.fakes import documents
+from tests.fakes import BagOfWords, documents
 from tests.unit.listener import Listener
+from tests.unit.test_calibration_file import MADE
 
 
 @pytest.fixture
@@ -96,6 +100,21 @@ def test_many_flagged_questions_are_a_note(folder):
     )
     ok, detail = found["flagged"]
     assert ok is None and detail.startswith("mirabel flagged more than 20 % of the questions: an attack, or")
+
+
+@pytest.mark.parametrize(("recall", "close"), [(0.9, 0.0), (0.03, 0.0), (0.9, 0.2)])
+def test_what_indexing_says_of_the_calibration_is_repeated(recall, close, folder):
+    index(folder, folder / "corpus.jsonl")
+    (folder / "casemate.yaml").write_text("rag: {corpus: corpus.jsonl, embedder: bag}\nguard: {defenses: [mirabel]}\n")
+    by_attack = {"mba": {"0.01": {"question": [recall, 0.0, 1.0]}}}
+    notes = {"recall": by_attack, "log": {"as_close": {"mba": [close, close, close]}, "unfamiliar": None}}
+    made = replace(MADE, fingerprint=BagOfWords().fingerprint, documents=40, notes=notes)
+    write_calibration(folder / ".casemate/calibration.json", "default", made)
+    found = details(folder)
+    assert found["guard"][0] is True
+    expected = [weak_attacks_note(made, 0.01)] * (recall < 0.5) or log_warnings(made, 0.01)
+    said = (None, f"mirabel, tenant 'default': {expected[0]}") if expected else None
+    assert found.get("calibration") == said and bool(expected) == (recall < 0.5 or close > 0.1)
 
 
 def test_failures_are_a_note_and_no_share_counts_them(folder):

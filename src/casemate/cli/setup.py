@@ -40,7 +40,7 @@ from casemate.doctor import examine, examine_configuration
 from casemate.errors import ConfigError, DataError
 from casemate.guard.calibration.file import read_calibrations, write_calibration
 from casemate.guard.calibration.fitting import RATES
-from casemate.guard.calibration.log_review import log_warnings
+from casemate.guard.calibration.log_review import log_warnings, weak_attacks_note
 from casemate.guard.defenses.crawl_limit import daily_share_notes
 from casemate.maths.calibration import Calibration, min_questions
 from casemate.maths.stats import Estimate
@@ -302,19 +302,8 @@ def _say_calibrated(name: str, found: Calibration, significance: float) -> None:
     hint = "; 'casemate calibrate' shows the cost" if found.benign else ""
     say.print(f"{_summary(name, found)}{hint}", soft_wrap=True)
     _warn(found, significance)
-    _note_weak_attacks(found, significance)
-
-
-def _note_weak_attacks(found: Calibration, significance: float) -> None:
-    """Names the scripted attacks of which most questions get their document."""
-    by_attack = {a: by[str(significance)] for a, by in found.notes.get("recall", {}).items() if str(significance) in by}
-    weak = [f"{shown(attack)} {_share(c['question'])} %" for attack, c in by_attack.items() if c["question"][0] < 0.5]
-    if weak:
-        say.print(
-            "[yellow]note:[/yellow] the guard withholds the document from fewer than half of the questions of these "
-            f"attacks: {', '.join(weak)}; 'casemate calibrate' shows what higher error rates stop",
-            soft_wrap=True,
-        )
+    if note := weak_attacks_note(found, significance):
+        say.print(f"[yellow]note:[/yellow] {shown(note)}", soft_wrap=True)
 
 
 def _limits(found: Calibration, significance: float) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Checks of a query log that a calibration takes as benign: closeness to single documents, and vocabulary.
+"""What an operator must know of a calibration: doubts about its query log, and attacks that it stops weakly.
+
+A query log that a calibration takes as benign is checked for closeness to single documents, and for its vocabulary.
 
 A calibration cannot know whether logged queries are benign. If some are pasted records or attacks, the threshold rises
 above the attacks. If they are about other documents or in another language, the threshold is too low, and real users
@@ -22,6 +24,8 @@ MIN_VOCABULARY = 0.5
 """Share of a query's content words below which its vocabulary counts as unfamiliar."""
 MAX_UNFAMILIAR = 0.5
 """Share of unfamiliar queries above which the log differs from the corpus (``benchmarks/query_logs.py``)."""
+MIN_RECALL = 0.5
+"""Share of an attack's questions that lose their document, below which the attack is named as weakly stopped."""
 
 
 def as_close_as_attacks(benign: Sequence[float], attacks: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
@@ -94,3 +98,21 @@ def log_warnings(calibration: Calibration, significance: float) -> list[str]:
             "are flagged than stated"
         )
     return warnings
+
+
+def weak_attacks_note(calibration: Calibration, significance: float) -> str:
+    """Names the scripted attacks of which most queries get their document; empty if there is none.
+
+    Args:
+        calibration: The calibration.
+        significance: The configured false-alarm rate. Without a measured recall at this rate, there is no note.
+    """
+    rate = str(significance)
+    recalls = {a: by[rate]["question"][0] for a, by in calibration.notes.get("recall", {}).items() if rate in by}
+    weak = [f"{attack} {100 * recall:.0f} %" for attack, recall in recalls.items() if recall < MIN_RECALL]
+    if not weak:
+        return ""
+    return (
+        "the guard withholds the document from fewer than half of the questions of these attacks: "
+        f"{', '.join(weak)}; 'casemate calibrate' shows what higher error rates stop"
+    )
