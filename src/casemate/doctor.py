@@ -160,9 +160,9 @@ def _guard(app: App) -> Iterator[Finding]:
             yield Finding("guard", False, str(error))
             continue
         if found is not None:
-            detail = f"{defense.name}, tenant {tenant!r}: calibrated on {found.source}, {found.at}"
-            inactive = "" if found.benign else "; nothing will be withheld"
-            yield Finding("guard", None if inactive else True, detail + inactive)
+            state = "calibrated on" if found.benign else "not calibrated, withholds nothing:"
+            detail = f"{defense.name}, tenant {tenant!r}: {state} {found.source}, {found.at}"
+            yield Finding("guard", True if found.benign else None, detail)
             yield from _calibration_notes(defense, found, tenant)
 
 

@@ -281,7 +281,8 @@ def nothing(found: Calibration) -> bool:
 def test_too_few_documents_give_an_empty_calibration_with_a_reason(system, count, tmp_path):
     found = fit(system(corpus(count, chunks=3)))
     assert nothing(found)
-    assert found.source == f"too few sources ({count}; a calibration needs at least {MIN_DOCUMENTS})"
+    why = f"too few sources ({count}; a calibration needs at least {MIN_DOCUMENTS})"
+    assert found.source == f"{why}; split long files into one file per record, or add documents"
     calibration.write_calibration(tmp_path / "c.json", "default", found)
     assert calibration.read_calibrations(tmp_path / "c.json")["default"] == found
 

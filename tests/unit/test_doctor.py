@@ -117,6 +117,29 @@ def test_what_indexing_says_of_the_calibration_is_repeated(recall, close, folder
     assert found.get("calibration") == said and bool(expected) == (recall < 0.5 or close > 0.1)
 
 
+def test_few_long_files_give_no_calibration_and_a_remedy_until_they_are_split(folder, monkeypatch):
+    records, corpus = documents(40), folder / "corpus"
+    corpus.mkdir()
+    for part in range(4):
+        (corpus / f"part{part}.md").write_text("\n\n".join(d.text for d in records[10 * part : 10 * part + 10]))
+    rag = "rag: {corpus: corpus, embedder: bag, chunk: {tokens: 16, overlap: 0}}"
+    (folder / "casemate.yaml").write_text(f"{rag}\nguard: {{defenses: [mirabel]}}\n")
+    monkeypatch.chdir(folder)
+    why = "too few sources (4; a calibration needs at least 20); split long files into one file per record, or add"
+    done = CliRunner().invoke(cli, ["index"], catch_exceptions=False)
+    assert f"note: mirabel is not calibrated and withholds nothing: {why}" in done.stderr
+    ok, detail = details(folder)["guard"]
+    assert ok is None and f"not calibrated, withholds nothing: {why}" in detail
+    assert why in CliRunner().invoke(cli, ["ask", "--explain", records[0].text], catch_exceptions=False).stdout
+    for file in corpus.iterdir():
+        for number, text in enumerate(file.read_text().split("\n\n")):
+            (corpus / f"{file.stem}-{number}.md").write_text(text)
+        file.unlink()
+    done = CliRunner().invoke(cli, ["index", "--missing", "remove"], catch_exceptions=False)
+    assert "the calibration of tenant 'default' had too few sources (4)" in done.stderr
+    assert details(folder)["guard"][0] is True
+
+
 def test_failures_are_a_note_and_no_share_counts_them(folder):
     with open_app(folder / "casemate.yaml") as app:
         for number, evidence in enumerate([{}, {}, {"error": "DataError", "message": "stale"}, {"undecided": "few"}]):

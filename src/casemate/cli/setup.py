@@ -39,7 +39,7 @@ from casemate.demo.run import run_demo
 from casemate.doctor import examine, examine_configuration
 from casemate.errors import ConfigError, DataError
 from casemate.guard.calibration.file import read_calibrations, write_calibration
-from casemate.guard.calibration.fitting import RATES
+from casemate.guard.calibration.fitting import RATES, calibration_possible
 from casemate.guard.calibration.log_review import log_warnings, weak_attacks_note
 from casemate.guard.defenses.crawl_limit import daily_share_notes
 from casemate.maths.calibration import Calibration, min_questions
@@ -103,7 +103,7 @@ def calibrate_if_due(app: App, tenant: str, fit: bool) -> None:
 
     Without ``fit``, it only warns that a calibration is needed.
     """
-    why = app.due(tenant)
+    why = app.due(tenant) or calibration_possible(app.guard.defenses, app.index, tenant)
     if why and not fit:
         say.print(f"[yellow]warning:[/yellow] {shown(why)}", soft_wrap=True)
     elif why:
@@ -289,7 +289,7 @@ def _write_pages(app: App, found: Mapping[str, Calibration], tenant: str) -> dic
 
 def _summary(name: str, found: Calibration) -> str:
     if not found.benign:
-        return f"[yellow]note:[/yellow] {name}: {shown(found.source)}: nothing will be withheld"
+        return f"[yellow]note:[/yellow] {name} is not calibrated and withholds nothing: {shown(found.source)}"
     return f"{name} is calibrated on {shown(found.source)}"
 
 

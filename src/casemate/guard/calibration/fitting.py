@@ -39,6 +39,7 @@ RATES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 """False-alarm rates at which recall is reported."""
 MIN_DOCUMENTS = 20
 """Sources (files, or lines of jsonl) below which nothing is learned."""
+MORE_SOURCES = "split long files into one file per record, or add documents"
 MIN_LOG = 200
 """Logged questions from which on half of them fits the weights; with fewer, synthetic questions do."""
 SYNTHETIC_QUESTIONS = 800
@@ -114,6 +115,20 @@ def calibration_due(defenses: Iterable[Defense], index: Index, tenant: str = DEF
     return ""
 
 
+def calibration_possible(defenses: Iterable[Defense], index: Index, tenant: str = DEFAULT_TENANT) -> str:
+    """Reason to repeat a calibration that had too few sources and withholds nothing; empty if there is none.
+
+    The number of chunks need not change: a file may have been split. The guard answers meanwhile.
+    """
+    if len(index.digests(tenant)) < MIN_DOCUMENTS:
+        return ""
+    for defense in calibrated_defenses(defenses):
+        found = defense.ready(tenant, index.moments(tenant).n)
+        if found and not found.benign and (had := found.notes.get("documents", MIN_DOCUMENTS)) < MIN_DOCUMENTS:
+            return f"the calibration of tenant {tenant!r} had too few sources ({had}): run 'casemate calibrate'"
+    return ""
+
+
 async def calibrate(
     defense: CalibratedDefense,
     rag: Rag,
@@ -138,7 +153,7 @@ async def calibrate(
     fitter = _Fitter(defense, rag, settings)
     documents = await asyncio.to_thread(whole_documents, rag.index, settings.tenant, settings.documents, settings.seed)
     if len(documents) < MIN_DOCUMENTS:
-        return fitter.empty(f"too few sources ({len(documents)}; a calibration needs at least {MIN_DOCUMENTS})")
+        return fitter.too_few(len(documents))
     fitter.labels = question_labels(d.content for d in documents)
     synthetic = fitter.synthetic_questions(documents, stored := [] if log else await fitter.stored_questions())
     harmless = (logged := fitter.drawn(log)) or synthetic
@@ -196,6 +211,11 @@ class _Fitter:
         """Returns a calibration that flags nothing."""
         zero, one = (0.0,) * len(FEATURES), (1.0,) * len(FEATURES)
         return replace(self._calibration(centre=zero, scale=one, weights=zero), source=why)
+
+    def too_few(self, documents: int) -> Calibration:
+        """Returns the calibration of fewer than ``MIN_DOCUMENTS`` sources."""
+        why = f"too few sources ({documents}; a calibration needs at least {MIN_DOCUMENTS}); {MORE_SOURCES}"
+        return replace(self.empty(why), notes={"documents": documents})
 
     def _calibration(self, *, centre: Iterable[float], scale: Iterable[float], weights: Iterable[float]) -> Calibration:
         return Calibration(
