@@ -471,6 +471,15 @@ def test_keys_are_listed_in_a_line_each_and_on_request_with_groups_and_labels(fo
     assert all(f"  {line}\n" in details for line in ("groups: a, b", "labels: red", "requests per minute: 7"))
 
 
+def test_a_second_valid_key_of_the_same_name_is_refused(folder):
+    made = json.loads(cli_run("key", "create", "web", "--json"))
+    with pytest.raises(ConfigError, match=f"casemate key revoke {made['id']}"):
+        cli_run("key", "create", "web")
+    assert cli_run("key", "list").count("web") == 1
+    cli_run("key", "revoke", made["id"])
+    cli_run("key", "create", "web")
+
+
 def test_gateway_answers_by_key(folder):
     pytest.importorskip("fastapi")
     from tests import gateways

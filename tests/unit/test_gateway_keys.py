@@ -69,6 +69,20 @@ def test_only_new_events_are_read():
     assert asked == [0, 1]
 
 
+def test_the_name_or_id_of_a_valid_key_is_no_name_of_a_new_one():
+    store = Memory()
+    made, _ = ApiKeyStore(store).create(Grant("web"))
+    keys = ApiKeyStore(store)  # another process, which reads the event first
+    for name in ("web", made.id):
+        with pytest.raises(
+            ConfigError, match=f"the valid key {made.id} has the name 'web' already; no key was created"
+        ):
+            keys.require_unused_name(name)
+    keys.require_unused_name("web-2")
+    keys.revoke(made.id)
+    keys.require_unused_name("web")
+
+
 def test_an_invalid_event_does_not_lock_out_other_keys():
     store = Memory()
     keys = ApiKeyStore(store)

@@ -92,9 +92,10 @@ def create(
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
-    """Create a key and print it once. Only its hash is stored."""
+    """Create a key and print it once. Only its hash is stored. Two valid keys cannot have one name."""
     grant = Grant(name, role, tenant, tuple(label or ()), rate, budget, trust_user, retrieve, tuple(group or ()))
     with _open_keys(config) as keys:
+        keys.require_unused_name(name)
         created, text = keys.create(grant)
     if as_json:
         print_json({**_as_json(created), "secret": str(text)})

@@ -159,14 +159,32 @@ class ApiKeyStore:
         Raises:
             ConfigError: If there is none, if several have the name, or if it may not ask.
         """
-        self.sync()
-        found = [one for one in self.all() if one.revoked is None and name in (one.id, one.grant.name)]
+        found = self._valid(name)
         if len(found) != 1:
             what = f"{len(found)} valid keys have" if found else "no valid key has"
             raise ConfigError(f"{what} the id or name {name[:40]!r}; 'casemate key list' shows the ids")
         if found[0].grant.role not in ASKING_ROLES:
             raise ConfigError(f"the key {found[0].id} has the role {found[0].grant.role}; choose a key that may ask")
         return found[0]
+
+    def require_unused_name(self, name: str) -> None:
+        """Refuses the name of a new key if a valid key has it: the operator could not tell the two keys apart.
+
+        Keys that two processes create at the same time are not noticed.
+
+        Raises:
+            ConfigError: If a valid key has this name or id.
+        """
+        if found := self._valid(name):
+            raise ConfigError(
+                f"the valid key {found[0].id} has the name {found[0].grant.name[:40]!r} already; no key was created. "
+                f"Choose another name, or revoke that key first: casemate key revoke {found[0].id}"
+            )
+
+    def _valid(self, name: str) -> list[ApiKey]:
+        """The valid keys with this id or name, after new events were read."""
+        self.sync()
+        return [one for one in self.all() if one.revoked is None and name in (one.id, one.grant.name)]
 
     def is_revoked(self, id_: str) -> bool:
         """Whether a key is revoked, as of the last ``sync``."""
