@@ -69,6 +69,22 @@ class TestPreview:
         assert (crawl.questions, crawl.affected, crawl.sessions) == (2, 1, 1)
         assert [(e.request, e.hidden) for e in mirabel.examples] == [("r2", ("d3", "d4")), ("r4", ("d9",))]
 
+    def test_decisions_that_only_repeat_an_earlier_one_are_counted_apart(self):
+        before = {"hidden": ("d3",), "evidence": {"why": ["before"]}}
+        found = preview(
+            verdict(1, hidden=("d3",), evidence={"why": ["closeness"]}),
+            verdict(2, **before),
+            verdict(3, **before),
+            verdict(3, "crawl_limit", hidden=("d5",)),  # a new decision about the same question
+            verdict(4, hidden=("d3", "d4"), evidence={"why": ["before", "closeness"]}),
+            verdict(5, evidence={"why": []}),
+        )
+        assert (found.affected, found.repeated) == (4, 1)
+        assert {name: (d.affected, d.repeated) for name, d in found.defenses.items()} == {
+            "mirabel": (4, 2),
+            "crawl_limit": (1, 0),
+        }
+
     def test_canaries_and_enforced_verdicts_are_left_out(self):
         found = preview(verdict(1, client="canary-beds-1", hidden=("d1",)), verdict(2, enforced=True, hidden=("d1",)))
         assert found.questions == 0
@@ -136,7 +152,7 @@ class TestCommand:
         shown = run("--yes").stdout
         assert "99 questions in 2 sessions" in shown and "1 of 99" in shown
         assert "guard.mode is enforce" in shown and "monitor.gate is true" in shown
-        assert "request r2, client ben" in shown and "chunks d3#1" in shown
+        assert "request r2, client ben" in shown and "chunks d3#1" in shown and "earlier decision" not in shown
         written = configuration.read(place / "casemate.yaml")
         assert (written.guard.mode, written.monitor.gate) == ("enforce", True)
         assert "# mine" in (place / "casemate.yaml").read_text()
@@ -222,6 +238,13 @@ class TestCommand:
         (place / "casemate.yaml").unlink()
         with pytest.raises(ConfigError, match="casemate init"):
             run("--yes")
+
+    def test_it_says_how_many_decisions_are_repeated(self, place):
+        before = {"hidden": ("d3",), "evidence": {"why": ["before"]}}
+        record(verdict(1, hidden=("d3",)), *(verdict(number, **before) for number in (2, 3)))
+        shown = run("--dry-run").stdout
+        assert "; 2 of them only repeat an earlier decision about the same client and documents" in shown
+        assert json.loads(run("--dry-run", "--json").stdout)["preview"]["repeated"] == 2
 
     def test_hostile_client_names_are_escaped(self, place):
         record(verdict(2, hidden=("[red]\x1b[2J",), client="[bold]\x1b[2J"))

@@ -126,10 +126,11 @@ def _show(preview: EnforcementPreview) -> None:
         out.print(f"no question was recorded in observe mode since {since}; this preview is empty")
     else:
         share, about = sample_rate(preview.affected, preview.questions)
+        repeated = f"; {preview.repeated} of them only repeat an earlier decision about the same client and documents"
         out.print(
             f"since {since}: {plural(preview.questions, 'question')} in {plural(preview.sessions, 'session')}; "
             f"enforcement would have withheld something from {share} ({about}), "
-            f"in {plural(preview.affected_sessions, 'session')}",
+            f"in {plural(preview.affected_sessions, 'session')}{repeated * bool(preview.repeated)}",
             soft_wrap=True,
         )
         _show_defenses(preview)
@@ -142,10 +143,11 @@ def _show(preview: EnforcementPreview) -> None:
 
 
 def _show_defenses(preview: EnforcementPreview) -> None:
-    table = Table("defense", "questions", "withheld", "sessions", "undecided", "failed")
+    table = Table("defense", "questions", "withheld", "repeated", "sessions", "undecided", "failed")
     for name, d in preview.defenses.items():
         withheld = f"{d.affected} ({percent(d.affected / d.questions)})"
-        table.add_row(name, str(d.questions), withheld, str(d.sessions), str(d.undecided), str(d.failed))
+        counts = d.repeated, d.sessions, d.undecided, d.failed
+        table.add_row(name, str(d.questions), withheld, *map(str, counts))
     out.print(table)
     for name, d in preview.defenses.items():
         for example in d.examples:

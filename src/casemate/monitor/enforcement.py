@@ -56,12 +56,14 @@ class DefensePreview:
 
     Attributes:
         affected: Questions from which it would have withheld something, or whose answer it would have cut.
+        repeated: Of these, questions in which it only repeats an earlier decision about the client and the documents.
         undecided: Questions on which it could not decide, for example without a calibration.
         failed: Questions on which it failed. In enforce mode, ``guard.on_error`` applies to them.
     """
 
     questions: int
     affected: int
+    repeated: int
     sessions: int
     undecided: int
     failed: int
@@ -76,6 +78,7 @@ class EnforcementPreview:
         questions: Questions of clients, without canaries.
         sessions: Questions of one client with pauses of at most 30 minutes are one session.
         affected: Questions that any defense would have affected.
+        repeated: Of these, questions in which every defense only repeats an earlier decision.
         sources: New sources that would have been quarantined.
     """
 
@@ -83,6 +86,7 @@ class EnforcementPreview:
     questions: int
     sessions: int
     affected: int
+    repeated: int
     affected_sessions: int
     defenses: Mapping[str, DefensePreview]
     sources: tuple[str, ...]
@@ -102,6 +106,7 @@ class _Judgment:
     client: tuple[str, str]  # tenant, client
     defense: str
     affects: bool
+    repeats: bool
     undecided: bool
     failed: bool
     hidden: tuple[str, ...]
@@ -137,14 +142,16 @@ def read_preview(
 def summarize(judgments: Sequence[_Judgment], since: datetime, sources: Iterable[str] = ()) -> EnforcementPreview:
     """Summarizes judgments of observe mode."""
     session_of = _sessions(judgments)
-    affected = {j.request for j in judgments if j.affects}
+    affected, decided = _affected(judgments)
     defenses = {}
     for name in sorted({j.defense for j in judgments}):
         own = [j for j in judgments if j.defense == name]
         acted = {j.request: j for j in own if j.affects}
+        new = _affected(own)[1]
         defenses[name] = DefensePreview(
             questions=len({j.request for j in own}),
             affected=len(acted),
+            repeated=len(acted.keys() - new),
             sessions=len({session_of[request] for request in acted}),
             undecided=len({j.request for j in own if j.undecided}),
             failed=len({j.request for j in own if j.failed}),
@@ -157,10 +164,17 @@ def summarize(judgments: Sequence[_Judgment], since: datetime, sources: Iterable
         questions=len(session_of),
         sessions=len(set(session_of.values())),
         affected=len(affected),
+        repeated=len(affected - decided),
         affected_sessions=len({session_of[request] for request in affected}),
         defenses=defenses,
         sources=tuple(sources),
     )
+
+
+def _affected(judgments: Iterable[_Judgment]) -> tuple[set[str], set[str]]:
+    """The requests that were affected, and those of them with a decision that repeats no earlier one."""
+    acted = [j for j in judgments if j.affects]
+    return {j.request for j in acted}, {j.request for j in acted if not j.repeats}
 
 
 def require_guard(mode: str) -> None:
@@ -263,6 +277,7 @@ def _judgment(event: Event, shortened: set[str]) -> _Judgment:
         client=(str(body.get("tenant", "")), str(body.get("client", ""))),
         defense=defense,
         affects=not failed and (cut or bool(body["hidden"]) or str(body["action"]) != Action.NONE.value),
+        repeats=not cut and evidence.get("why") == ["before"],
         undecided="undecided" in evidence,
         failed=failed,
         hidden=tuple(map(str, body["hidden"])),

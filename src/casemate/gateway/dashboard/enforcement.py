@@ -15,6 +15,7 @@ COLUMNS = (
     Column("Defense", lambda row: row["name"], "defense"),
     Column("Questions", lambda row: row["preview"].questions, "questions", True),
     Column("Withheld", lambda row: row["preview"].affected, "withheld", True),
+    Column("Repeated", lambda row: row["preview"].repeated, "repeated", True),
     Column("Sessions", lambda row: row["preview"].sessions, "sessions", True),
     Column("Undecided", lambda row: row["preview"].undecided, "undecided", True),
     Column("Failed", lambda row: row["preview"].failed, "failed", True),
