@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from casemate import config as configuration
 from casemate import plugins
 from casemate.cli import console, main
 from casemate.demo import assessment, assessment_report, sample
@@ -30,8 +31,9 @@ from tests.fakes import LongTexts
 try_documents = importlib.import_module("casemate.cli.try_documents")  # `casemate.cli` has a function of this name
 
 
+CONFIG = assessment.CONFIG
 SMALL = {
-    **assessment.CONFIG,
+    **CONFIG,
     "calibrate": {"questions": 60, "documents": 20},
     "redteam": {"attacks": ["direct"], "folder": "redteam"},
 }
@@ -54,6 +56,12 @@ def shrink(monkeypatch):
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     shrink(monkeypatch)
+
+
+def test_no_membership_attack_of_the_defaults_is_left_out():
+    """The report names the strongest attack; without one of them it would state too little."""
+    used = [spec.use for spec in configuration.parse(CONFIG).redteam.attacks]
+    assert used == [spec.use for spec in configuration.RedteamSection().attacks]
 
 
 def write_notes(folder, count):

@@ -169,7 +169,7 @@ CONFIG: dict[str, Any] = {
     "guard": {"mode": "enforce", "defenses": [{"use": "mirabel", "calibration": "calibration.json"}, "crawl_limit"]},
     "calibrate": {"questions": 400, "documents": 40},
     "redteam": {
-        "attacks": ["direct", "s2mia", "mba", {"use": "interrogation", "questions": 10}],
+        "attacks": ["direct", "s2mia", "mba", {"use": "interrogation", "questions": 10}, "dcmi", "menta"],
         "folder": "redteam",
     },
     "store": {"use": "sql", "path": "events.db"},
