@@ -366,6 +366,26 @@ def test_guarding_twice_is_guarding_once(wrap):
     assert guarded(retriever) is retriever
     with pytest.raises(ConfigError, match="not guarded"):
         GuardedVectorStoreRetriever(vectorstore=filled())
+    with pytest.raises(
+        ConfigError, match="the GuardedVectorStore is already guarded and keeps its options; remove fit"
+    ):
+        guarded(store, fit=False)
+
+
+def test_the_first_question_without_a_client_is_a_warning(wrap, caplog):
+    """All such questions share one client, its budgets, and what is withheld from it."""
+    store, off = wrap(), wrap(mode="off")
+    with client_context("eve"):
+        store.similarity_search(HARMLESS)
+    store.similarity_search(HARMLESS, casemate_client="eve")
+    store.as_retriever().invoke(HARMLESS, {"metadata": {"casemate_client": "eve"}})
+    off.similarity_search(HARMLESS)
+    assert not [message for message in caplog.messages if "names no client" in message]
+    for _ in range(2):
+        store.as_retriever().invoke(HARMLESS)
+        asyncio.run(store.asimilarity_search(HARMLESS))
+    (warning,) = [r for r in caplog.records if "names no client" in r.getMessage()]
+    assert warning.levelno == logging.WARNING and "they share every budget" in warning.getMessage()
 
 
 def test_a_retriever_of_a_store_is_guarded_as_it_is(calibration):

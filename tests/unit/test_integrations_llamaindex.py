@@ -207,6 +207,13 @@ def test_what_does_not_search_by_similarity_alone_is_refused_at_wiring():
         guarded(guarded_like())
 
 
+def test_guarding_twice_is_guarding_once(wrap):
+    retriever = wrap()
+    assert guarded(retriever) is retriever
+    with pytest.raises(ConfigError, match="no option|cannot be judged alone"):
+        guarded(retriever, fit=False)
+
+
 def test_unknown_options_are_refused():
     with pytest.raises(ConfigError, match="no option 'mode' here; allowed: config, path, fit, similarity_top_k"):
         guarded(filled(), mode="observe")

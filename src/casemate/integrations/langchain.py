@@ -376,9 +376,10 @@ def guarded(
     ``casemate.integrations``.
 
     Args:
-        inner: A vector store or a retriever. A retriever without a vector store, or on one that cannot be guarded,
-            needs ``store=``, a guarded store with its documents. A retriever that combines others (an ensemble, a
-            query rewriter, a compressor) is copied with guarded legs; ``store=`` guards those that are not yet.
+        inner: A vector store or a retriever; one that is guarded already is returned as it is. A retriever without a
+            vector store, or on one that cannot be guarded, needs ``store=``, a guarded store with its documents. A
+            retriever that combines others (an ensemble, a query rewriter, a compressor) is copied with guarded legs;
+            ``store=`` guards those that are not yet.
         **options: ``config``: a ``casemate.yaml``, or the same as a mapping; default: ``mirabel`` with default
             options. ``path``: folder for the guard's state; default: in memory. ``fit``: see ``Protection``.
             ``source``: metadata key that names the record of a document, or a function of the metadata; default:
@@ -392,7 +393,10 @@ def guarded(
     """
     if isinstance(inner, GuardedVectorStore | GuardedVectorStoreRetriever | JudgedRetriever | GuardedFusion):
         if options:
-            raise ConfigError(f"the store is already guarded; remove {', '.join(options)}")
+            raise ConfigError(
+                f"the {type(inner).__name__} is already guarded and keeps its options; remove {', '.join(options)}, or "
+                "guard the unguarded store with them"
+            )
         return inner
     if isinstance(inner, VectorStore):
         refuse_unknown(options, OPTIONS)

@@ -227,7 +227,8 @@ def guarded(
     ``casemate.integrations``.
 
     Args:
-        source: A vector index, or a retriever on one. A retriever that combines others is copied with guarded legs.
+        source: A vector index, or a retriever on one; one that is guarded already is returned as it is. A
+            retriever that combines others is copied with guarded legs.
         judge: Judges the results of other retrievers: a guarded retriever of the index with the same nodes.
         **options: ``config``, ``path`` and ``fit``: see ``Protection``. All others go to the retriever, such as
             ``similarity_top_k`` and ``filters``.
@@ -239,6 +240,8 @@ def guarded(
     if isinstance(source, BaseRetriever) and (judge is not None or has_legs(source)):
         refuse_unknown(options, ("judge",))
         return _judged(source, judge)
+    if isinstance(source, GuardedLlamaIndexRetriever) and not options:
+        return source
     ours = {name: options.pop(name) for name in OPTIONS if name in options}
     takes = RETRIEVER_OPTIONS if isinstance(source, VectorStoreIndex) else ()
     refuse_unknown(options, (*OPTIONS, *takes))

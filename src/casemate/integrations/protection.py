@@ -30,6 +30,7 @@ from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedde
 from casemate.integrations.attachment import FrameworkIndex
 from casemate.integrations.event_loop import EventLoopPool
 from casemate.integrations.guarded_query import (
+    ANONYMOUS,
     CURRENT_QUERY,
     ClientIdentity,
     FrameworkDocument,
@@ -58,6 +59,11 @@ LIMITS = {
     "scores": "they come from the store and are for the application: do not show them to clients",
 }
 """What no wrapper protects. Logged at wiring."""
+NO_CLIENT = (
+    f"a question names no client. All such questions count as one client, {ANONYMOUS!r}: they share every budget, and "
+    "what is withheld from one of them is withheld from all. Name the client of each question: with "
+    "client_context(client=...) of casemate.integrations.guarded_query"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,7 @@ class Protection:
             self.close = weakref.finalize(self, opened.pop_all().close)
         self._questions: Sequence[str] | None = None if fit is False else () if fit is True else fit
         self._acts, self._acts_not = self._scope()
+        self._has_warned = False
         self._fitting, self._unfit = threading.Lock(), bool(self.due)
         log.info("%s: %s", store.name, self.protection_report)
         if path is None:
@@ -300,7 +307,7 @@ class Protection:
         return await self._retrieved(asked)
 
     async def _retrieved(self, asked: GuardedQuery) -> list[FrameworkDocument]:
-        query = _query_of(asked)
+        query = self._query_of(asked)
         found = await self._found(asked, query)
         return found if asked.candidates or is_composing() else await self._delivered(query, found)
 
@@ -310,7 +317,14 @@ class Protection:
 
     async def adeliver(self, asked: GuardedQuery, rows: Sequence[FrameworkDocument]) -> list[FrameworkDocument]:
         """``deliver`` for asynchronous callers."""
-        return await self._delivered(_query_of(asked), rows)
+        return await self._delivered(self._query_of(asked), rows)
+
+    def _query_of(self, asked: GuardedQuery) -> Query:
+        """The query of a question. Warns once, at the first question without a client."""
+        if not asked.identity.client and not self._has_warned and self.config.guard.mode != "off":
+            self._has_warned = True
+            log.warning("%s: %s", self.store.name, NO_CLIENT)
+        return Query(asked.text, asked.identity.name, k=asked.k, groups=frozenset(asked.identity.groups))
 
     async def _delivered(self, query: Query, rows: Sequence[FrameworkDocument]) -> list[FrameworkDocument]:
         """The documents as the application may have them. Its model reads them whole, so the client may see all."""
@@ -512,10 +526,6 @@ class _BlockedSources(Defense):
         return Outcome(
             replace(retrieval, hits=tuple(h for h in retrieval.hits if h.document.source not in blocked_sources))
         )
-
-
-def _query_of(asked: GuardedQuery) -> Query:
-    return Query(asked.text, asked.identity.name, k=asked.k, groups=frozenset(asked.identity.groups))
 
 
 def _tell(text: str) -> None:
