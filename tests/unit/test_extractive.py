@@ -1,7 +1,8 @@
 import asyncio
+from string import punctuation
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from casemate.backends.generators import extractive
@@ -39,6 +40,10 @@ def test_quotes_the_matching_sentence_with_its_source():
             "The port is set by gateway.port_of_api in the file. [1]",
         ),
         ("The port is _always_ set by __one__ file.", "The port is always set by one file. [1]"),
+        (
+            "The file gateway\\_file sets the port am 1\\. Mai \\(version 9\\.5\\)\\.",
+            "The file gateway_file sets the port am 1. Mai (version 9.5). [1]",
+        ),
     ],
 )
 def test_emphasis_is_removed_and_a_name_with_underscores_is_kept(written, quoted):
@@ -202,6 +207,15 @@ WORDS = st.sampled_from("pharmacy level opens closes bring card not who when dos
 TEXTS = st.lists(WORDS, min_size=1, max_size=40).map(" ".join) | st.text(max_size=200)
 
 
+def unescaped(text):
+    read, rest = "", iter(text)
+    for character in rest:
+        following = next(rest, "") if character == "\\" else ""
+        read += character * (not following or following not in punctuation) + following
+    return read
+
+
+@example("Who pays?", ["The pharmacy pays 5 \\% \\\\ on level\\_2\\. Who pays?"], False)
 @given(TEXTS, st.lists(TEXTS, max_size=4), st.booleans())
 def test_every_quoted_sentence_is_in_its_source_and_not_in_the_question(question, texts, vectors):
     context = tuple(Document(str(i), t) for i, t in enumerate(texts))
@@ -213,7 +227,7 @@ def test_every_quoted_sentence_is_in_its_source_and_not_in_the_question(question
     *quoted, last = asyncio.run(parts())
     assert last == UNKNOWN if not quoted else last.startswith("\nSources: [1] ")
     assert len(quoted) <= 3
-    plain = [" ".join(" ".join(MARKUP.sub("", s).split()) for s in sentences(t)) for t in texts]
+    plain = [" ".join(" ".join(MARKUP.sub("", s).split()) for s in sentences(unescaped(t))) for t in texts]
     asked = " ".join(["", *words(question), ""])
     for part in quoted:
         sentence = part.strip().rpartition(" [")[0]

@@ -570,11 +570,11 @@ def naive_certificate(release):
 
 
 HOSTILE_TEXTS = st.one_of(
-    st.text("aAbBsSeE 01.,'’-_*|`#>\n!?:%ΣςσİıK—", max_size=60),
+    st.text("aAbBsSeE 01.,'’-_*|`#>\\\n!?:%ΣςσİıK—", max_size=60),
     st.lists(
         st.sampled_from(
             "Die der qu'il I Sie The no New York bri*dge* Bridges opened 1,932 2.5% B12 it's ΟΔΟΣ İs Who | > in_May"
-            " May. [bri](a.b)dge <br>"
+            " May. [bri](a.b)dge <br> bri\\_dge bri\\*dge\\* 9\\. \\#1"
             " [New](x) [York http://a.b/bridge </b>opened".split()
         ),
         max_size=20,
@@ -703,6 +703,29 @@ def test_numbers_that_a_text_states_are_kept():
     text = "It opened in\n1932. The fee is\n2.5 marks (3 for lorries).\n\n503 meters long"
     said = {token.lemma for sentence in read_text(text) for token in sentence.tokens}
     assert {"1932", "2.5", "3", "503"} <= said
+
+
+@pytest.mark.parametrize(
+    ("escaped", "plain"),
+    [
+        ("The key tls\\_cert opens the bridge on 9\\. July.", "The key tls_cert opens the bridge on 9. July."),
+        ("\\*Late\\* payers of the bridge pay 5 \\% more\\!", "Late payers of the bridge pay 5 % more!"),
+    ],
+)
+def test_escapes_of_markdown_are_no_part_of_the_text(escaped, plain):
+    def said(text):
+        return [token for sentence in read_text(text) for token in sentence.tokens]
+
+    assert said(escaped) == said(plain) and said(plain)
+    question = AskedQuestion.of(f"Who knows it? {plain}")
+    assert AskedQuestion.of(f"Who knows it? {escaped}").stems == question.stems
+    assert question.possible_stems(escaped) == question.possible_stems(plain)
+
+
+def test_an_escaped_number_is_no_number_of_a_list_item():
+    for mark, kept in (("9\\.", True), ("9.", False)):
+        said = {token.lemma for sentence in read_text(f"Fees:\n\n{mark} July") for token in sentence.tokens}
+        assert ("9" in said) == kept and "july" in said
 
 
 def test_template_tags_are_no_statements():

@@ -1,4 +1,4 @@
-"""Removes the links and tags of a text, because their parts are not words of the text."""
+"""Removes links, tags and escapes of a text, because they are not words of the text."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ _BLOCK_TAG = re.compile(rf"</?(?:{_BLOCKS}){_END}", re.IGNORECASE)
 _TEMPLATE_TAG = re.compile(r"\{%[^%{}\n]{0,300}%\}")
 """A tag of Liquid, Jinja or Django."""
 _INLINE_TAG = re.compile(rf"</?(?:a|b|code|em|i|span|strong|sub|sup){_END}", re.IGNORECASE)
+
+_ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
+"""A punctuation character that Markdown takes literally (CommonMark 0.31, 2.4)."""
+
+
+def without_escapes(text: str) -> str:
+    r"""Removes the backslashes of Markdown before punctuation. A backslash before a letter stays.
+
+    >>> print(without_escapes(r"Am 9\. Juli: tls\_cert, C:\temp"))
+    Am 9. Juli: tls_cert, C:\temp
+    """
+    return _ESCAPE.sub(r"\1", text) if "\\" in text else text
 
 
 def without_links(text: str) -> str:

@@ -30,6 +30,7 @@ from casemate.text.answering import (
     sentence_features,
     with_cosines,
 )
+from casemate.text.markup import without_escapes
 from casemate.text.sentences import sentences
 from casemate.text.tokens import content_words
 from casemate.types import UNKNOWN, Document, Float64, Prompt
@@ -146,7 +147,7 @@ def passages_of(question: Question, context: Sequence[Document]) -> list[Passage
     """
     left, passages = MAX_SENTENCES, []
     for document in context:
-        plain = (" ".join(MARKUP.sub("", s).split()) for s in sentences(document.text))
+        plain = (" ".join(MARKUP.sub("", s).split()) for s in sentences(without_escapes(document.text)))
         kept = tuple([s for s in plain if content_words(s)][:left])
         left -= len(kept)
         passages.append(Passage(document.title, tuple(s for s in kept if not question.quotes(s))))

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from casemate.text.answering import TYPES, Question
 from casemate.text.function_words import ENGLISH, function_words, languages_of, without_elision
-from casemate.text.markup import without_links
+from casemate.text.markup import without_escapes, without_links
 from casemate.text.sentences import sentences
 from casemate.text.tokens import LETTERS, UNSPACED, FunctionCache, stem
 from casemate.text.unspaced import SPACELESS, Piece, asked_parts, is_spaceless, pieces, spans, text_parts
@@ -183,7 +183,7 @@ class AskedQuestion:
     def of(cls, text: str) -> AskedQuestion:
         """Reads a question."""
         languages = languages_of(text)
-        plain, known = without_elision(without_links(text), languages), function_words(languages)
+        plain, known = without_elision(_plain(text), languages), function_words(languages)
         tokens = [t for s in sentences(plain) for t in Sentence(s, known).tokens]
         kind = Question(text).type
         place = None if kind is None else TYPES.index(kind)
@@ -204,7 +204,7 @@ class AskedQuestion:
 
         A stem is the beginning of its word in lower case. Case folding maps all lower-case forms of a letter to one.
         """
-        folded = _MARKS.sub("", without_links(text)).casefold()
+        folded = _MARKS.sub("", _plain(text)).casefold()
         return frozenset([name for name in self.stems if name.casefold() in folded])
 
     def has_names(self, stems: frozenset[str]) -> bool:
@@ -252,18 +252,23 @@ def lemma(word: str) -> str:
 
 @lru_cache(maxsize=CACHED_TEXTS)
 def read_text(text: str, questions: bool = False) -> tuple[Sentence, ...]:
-    """Splits a text, whose links, tags and numbers of list items are removed, into sentences of content words.
+    """Splits a text, without links, tags, escapes and numbers of list items, into sentences of content words.
 
     Sentences that are questions are left out, unless ``questions``. Cached.
     """
     languages = languages_of(text)
-    text = without_elision(_without_numbering(without_links(text)), languages)
+    text = without_escapes(_without_numbering(without_links(text)))  # an escaped number is no list item
+    text = without_elision(text, languages)
     known = function_words(languages)
     marked = _MARKS.search(text) is not None
     bare = (MARKUP.sub("", s) if marked or not s[0].isalnum() else s for s in sentences(text))
     plain = (" ".join(s.split()) for s in bare)
     found = (Sentence(s, known) for s in plain if questions or not s.endswith(("?", "？")))
     return tuple(islice((s for s in found if s.stems), MAX_SENTENCES))
+
+
+def _plain(text: str) -> str:
+    return without_escapes(without_links(text))
 
 
 def _without_numbering(text: str) -> str:
@@ -401,7 +406,7 @@ def excerpt(question: AskedQuestion, unit: Document, most: int) -> Document | No
 
 
 def _heading(title: str) -> frozenset[str]:
-    plain = without_elision(without_links(title), languages_of(title))
+    plain = without_elision(_plain(title), languages_of(title))
     return frozenset(stem(word.lower()) for word in TOKEN.findall(plain))
 
 
