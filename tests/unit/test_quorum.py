@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from unicodedata import normalize
 
 import pytest
 from hypothesis import example, given, settings
@@ -726,6 +727,46 @@ def test_an_escaped_number_is_no_number_of_a_list_item():
     for mark, kept in (("9\\.", True), ("9.", False)):
         said = {token.lemma for sentence in read_text(f"Fees:\n\n{mark} July") for token in sentence.tokens}
         assert ("9" in said) == kept and "july" in said
+
+
+ACCENTED = (
+    "für über é où déjà été Müller Genève prêt ÉTÉ açaí não I’été d’Éva Ω´ ệ Å ñ 9. Brücke l’arrêt où? _é_ ./é [é](x)"
+)
+
+
+def statements_do_not_depend_on_the_form(text, asked):
+    composed, decomposed = (
+        (AskedQuestion.of(normalize(form, asked)), normalize(form, text)) for form in ("NFC", "NFD")
+    )
+    assert composed[0] == decomposed[0]
+    (question, one), other = composed, decomposed[1]
+    assert read_text(one) == read_text(other) and _heading(one) == _heading(other)
+    assert question.possible_stems(one) == question.possible_stems(other)
+    assert statements(question, read_text(one), 8) == statements(question, read_text(other), 8)
+    assert best_sentences(question, one, one, 2) == best_sentences(question, other, other, 2)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.sampled_from(ACCENTED.split()), max_size=20).map(" ".join),
+    st.lists(st.sampled_from(ACCENTED.split()), max_size=6).map(" ".join),
+)
+def test_statements_do_not_depend_on_the_unicode_form(text, asked):
+    statements_do_not_depend_on_the_form(text, asked)
+
+
+def test_a_decomposed_text_supports_a_composed_one():
+    question, text = IN_OTHER_LANGUAGES["fr"]
+    texts = [normalize(form, text.format(name)) for form, name in (("NFC", "Amber"), ("NFD", "Birch"), ("NFD", "Elm"))]
+    assert "1932" in answer(texts, question=normalize("NFD", question))
+
+
+def test_unicode_forms_would_differ_without_normalization(monkeypatch):
+    monkeypatch.setattr("casemate.guard.defenses.quorum.keywords._composed", lambda text: text)
+    read_text.cache_clear()
+    with pytest.raises(AssertionError):
+        statements_do_not_depend_on_the_form("Der Zoll gilt für die Brücke in Genève.", "Gilt er für die Brücke?")
+    read_text.cache_clear()
 
 
 def test_template_tags_are_no_statements():

@@ -7,6 +7,7 @@ the words of the question. Each span is counted as a whole.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -182,6 +183,7 @@ class AskedQuestion:
     @classmethod
     def of(cls, text: str) -> AskedQuestion:
         """Reads a question."""
+        text = _composed(text)
         languages = languages_of(text)
         plain, known = without_elision(_plain(text), languages), function_words(languages)
         tokens = [t for s in sentences(plain) for t in Sentence(s, known).tokens]
@@ -204,7 +206,7 @@ class AskedQuestion:
 
         A stem is the beginning of its word in lower case. Case folding maps all lower-case forms of a letter to one.
         """
-        folded = _MARKS.sub("", _plain(text)).casefold()
+        folded = _MARKS.sub("", _plain(_composed(text))).casefold()
         return frozenset([name for name in self.stems if name.casefold() in folded])
 
     def has_names(self, stems: frozenset[str]) -> bool:
@@ -256,6 +258,7 @@ def read_text(text: str, questions: bool = False) -> tuple[Sentence, ...]:
 
     Sentences that are questions are left out, unless ``questions``. Cached.
     """
+    text = _composed(text)
     languages = languages_of(text)
     text = without_escapes(_without_numbering(without_links(text)))  # an escaped number is no list item
     text = without_elision(text, languages)
@@ -265,6 +268,14 @@ def read_text(text: str, questions: bool = False) -> tuple[Sentence, ...]:
     plain = (" ".join(s.split()) for s in bare)
     found = (Sentence(s, known) for s in plain if questions or not s.endswith(("?", "？")))
     return tuple(islice((s for s in found if s.stems), MAX_SENTENCES))
+
+
+def _composed(text: str) -> str:
+    """Returns a text in normal form C. In form D, which some file systems write, an accent is a character of its own.
+
+    Forms of one text then have the same words, function words and statements.
+    """
+    return unicodedata.normalize("NFC", text)
 
 
 def _plain(text: str) -> str:
@@ -406,6 +417,7 @@ def excerpt(question: AskedQuestion, unit: Document, most: int) -> Document | No
 
 
 def _heading(title: str) -> frozenset[str]:
+    title = _composed(title)
     plain = without_elision(_plain(title), languages_of(title))
     return frozenset(stem(word.lower()) for word in TOKEN.findall(plain))
 
