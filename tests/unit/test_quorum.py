@@ -261,6 +261,9 @@ LAYOUTS = (
     "page-{0}.md",
     "v{1}/page.md",
     "page.v{1}.md",
+    "{0}\\page.md",
+    "docs\\1.{1}\\page.md",
+    "docs\\page_{0}.md",
 )
 
 
@@ -284,6 +287,11 @@ def test_translations_would_count_without_their_common_name(monkeypatch):
     monkeypatch.setattr("casemate.guard.units.document_name", lambda source: source)
     with pytest.raises(AssertionError):
         translations_and_versions_count_once("{0}/page.md", ["de", "en"], ["amber"])
+
+
+def test_paths_with_backslashes_and_slashes_are_one_name():
+    assert answer(BRIDGE, sources=["a\\bridge.md", "a/bridge.md", "a\\de\\bridge.md"]) == UNKNOWN
+    assert answer(BRIDGE, sources=["a\\bridge.md", "b\\bridge.md", "b\\history.md"]) == "Opened in 1932."
 
 
 def test_sources_with_other_names_count_each():

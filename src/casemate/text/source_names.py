@@ -16,15 +16,17 @@ _MARK = re.compile(rf"(?:^|[/._-])(?:{_LANGUAGE}|{_VERSION})(?![^/._-])", re.IGN
 
 
 def document_name(source: str) -> str:
-    """Returns the name of a source without codes of languages and versions, which all its translations share.
+    r"""Returns the name of a source without codes of languages and versions, which all its translations share.
 
     A code stands between slashes, periods, underscores or hyphens. A code of a language may have a region or
     script (``pt-BR``). A version begins with ``v``, or is a folder of numbers with periods. A name that consists of
-    codes only stays as it is.
+    codes only stays as it is. Backslashes count as slashes.
 
     >>> [document_name(n) for n in ("de/leave.md", "pt_BR/leave.md", "leave.fr.md", "leave.md", "v1.2/leave.md")]
     ['leave.md', 'leave.md', 'leave.md', 'leave.md', 'leave.md']
+    >>> [document_name(n) for n in (r"de\leave.md", r"1.2\leave.md", r"docs\leave.fr.md")]
+    ['leave.md', 'leave.md', 'docs/leave.md']
     >>> [document_name(n) for n in ("2021/report.md", "federal.md", "what is new.md", "de")]
     ['2021/report.md', 'federal.md', 'what is new.md', 'de']
     """
-    return _MARK.sub("", source).lstrip("/._-") or source
+    return _MARK.sub("", source.replace("\\", "/")).lstrip("/._-") or source
