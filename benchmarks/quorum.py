@@ -176,16 +176,16 @@ def _audited(lab: Experiment, attack: str, rag: Rag, members: Sequence[Document]
         rows = [_differing(rag, question, vector, unit) for question, vector in zip(drawn, vectors, strict=True)]
         for label in SETTINGS:
             changed[label].append([row[label] for row in rows])
-    return {label: _told(rows) for label, rows in changed.items()}
+    return {label: _summary(rows) for label, rows in changed.items()}
 
 
-def _told(changed: Sequence[Sequence[bool]]) -> dict[str, Any]:
+def _summary(changed: Sequence[Sequence[bool]]) -> dict[str, Any]:
     """Pivotal answers, revealed members, and the attacker's AUC: .5 + half of the share of revealed members."""
-    total, pivotal, told = sum(map(len, changed)), sum(map(sum, changed)), sum(map(any, changed))
-    share = [told / len(changed), *clopper_pearson(told, len(changed))]
+    total, pivotal, revealed = sum(map(len, changed)), sum(map(sum, changed)), sum(map(any, changed))
+    share = [revealed / len(changed), *clopper_pearson(revealed, len(changed))]
     return {
         "answers": [pivotal, total, *clopper_pearson(pivotal, total)],
-        "members": [told, len(changed)],
+        "members": [revealed, len(changed)],
         "auc": [0.5 + x / 2 for x in share],
     }
 
@@ -215,7 +215,7 @@ def _questions(corpus: str, each: int, is_due: Due, embedder: Kept) -> Iterator[
     steps = (1, 10, 100, ASKED)
     yield (
         "records",
-        {label: {str(n): _told([row[:n] for row in rows]) for n in steps} for label, rows in changed.items()},
+        {label: {str(n): _summary([row[:n] for row in rows]) for n in steps} for label, rows in changed.items()},
     )
 
 
@@ -237,7 +237,7 @@ def _differing(rag: Rag, text: str, vector: Any, unit: frozenset[str]) -> dict[s
     worlds = []
     for hits in (found, [hit for hit in found if hit.document.source not in unit]):
         near: list[Hit] = [hit for hit in hits if hit.score >= quorum.floor][:FETCHED]
-        worlds.append([quorum.heard(question, group) for group in group_units(near)[: quorum.units]])
+        worlds.append([quorum.statements_of_unit(question, group) for group in group_units(near)[: quorum.units]])
     differing = {}
     for label, (support, jitter) in SETTINGS.items():
         thresholds = Thresholds(support, jitter, SECRET, "benchmark")

@@ -364,7 +364,7 @@ def test_an_answer_of_one_unit_is_delivered_beside_another_retriever_s_results(r
 
 
 def test_acl_labels_stay_absolute(rag, tmp_path):
-    """Documents whose labels a client lacks are not even heard."""
+    """Documents whose labels a client lacks are not used."""
     with closing(SqliteIndex(tmp_path / "labelled.db")) as index:
         guard = guard_of(Rag(BagOfWords(256), index, Parrot()))
         asyncio.run(guard.add([replace(d, metadata={"acl": "board"}) for d in collection(3, 0)]))
@@ -419,7 +419,7 @@ def test_ask_as_a_client_explains(folder):
     about = "a unit is a source with its copies; 3 of them state something about the question"
     units = f"from 3 units ({about}) that the client may not read"
     assert f"{units}; 0 readable documents kept; units that state each" in explained
-    assert not any(f"{field} " in explained for field in ("came_in", "altered 1", "heard 3"))
+    assert not any(f"{field} " in explained for field in ("came_in", "altered 1", "stating 3"))
     full = cli_run("ask", "Which door does the north tower of the harbor bridge have?", "--as", "archive")
     assert "walnut" in full
     assert UNKNOWN in cli_run("ask", "Which door does the north tower of the harbor bridge have?", "--as", "visitor")

@@ -96,7 +96,7 @@ EVIDENCE = {
         "units": 3,
         "readable": 1,
         "words": 2,
-        "heard": 3,
+        "stating": 3,
         "support": [3, 3],
         "lost": 1,
         "added": 2,

@@ -380,12 +380,12 @@ def test_a_unit_states_at_most_l_words(units, most):
         assert len({item for item in said if isinstance(item, Word)}) <= most
 
 
-def test_a_unit_is_heard_alone():
+def test_a_unit_is_read_alone():
     """What it states does not depend on the other units."""
     quorum, hits = Quorum(jitter=1), retrieval(BRIDGE).hits
     question = AskedQuestion.of(QUESTION)
-    alone = [quorum.heard(question, [hit]) for hit in hits]
-    assert alone == [quorum.heard(question, [hit]) for hit in reversed(hits)][::-1]
+    alone = [quorum.statements_of_unit(question, [hit]) for hit in hits]
+    assert alone == [quorum.statements_of_unit(question, [hit]) for hit in reversed(hits)][::-1]
 
 
 def test_a_unit_about_another_name_abstains(monkeypatch):
@@ -438,7 +438,7 @@ def test_requests_more_hits_until_enough_units_are_found():
     assert not asyncio.run(quorum.on_retrieve(Query(QUESTION), low)).more
 
 
-def test_chunks_below_the_floor_are_not_heard():
+def test_chunks_below_the_floor_are_not_used():
     assert answer(BRIDGE, score=0.2) == UNKNOWN
     evidence = asyncio.run(Quorum(jitter=1).on_retrieve(Query(QUESTION), retrieval(BRIDGE, score=0.2))).verdict.evidence
     assert (evidence["best"], evidence["floor"]) == (0.2, 0.3)
@@ -675,7 +675,8 @@ def test_function_words_of_other_languages_are_no_statements(language):
     assert languages_of(texts[0]) & languages_of(question) >= {language}
     assert not set(outcome.verdict.evidence["support"]) - {3}
     found = Release.of(
-        [Quorum(jitter=1).heard(AskedQuestion.of(question), [h]) for h in retrieval(texts).hits], Thresholds(2)
+        [Quorum(jitter=1).statements_of_unit(AskedQuestion.of(question), [h]) for h in retrieval(texts).hits],
+        Thresholds(2),
     )
     words = {item.lemma for item in found.levels if isinstance(item, Word)}
     assert "1932" in words and words.isdisjoint(function_words(frozenset({language})))
@@ -819,7 +820,7 @@ def test_isolated_answers_see_one_unit_each():
 def test_a_unit_for_which_the_model_fails_abstains(problem, caplog):
     texts = [f"The Sydney bridge was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid")]
     outcome = ask(texts, quorum=Quorum(support=2, jitter=1, writer=Writer(**{problem: "Ann"})))
-    assert text_of(outcome) == "Opened in 1932." and outcome.verdict.evidence["heard"] == 2
+    assert text_of(outcome) == "Opened in 1932." and outcome.verdict.evidence["stating"] == 2
     assert outcome.verdict.evidence["failed"] == (problem == "fails")
     assert "Ann" not in caplog.text
     assert answer(texts, quorum=Quorum(support=2, jitter=1, writer=Writer(**{problem: "opened"}))) == UNKNOWN
@@ -837,7 +838,7 @@ def test_a_unit_for_which_the_model_hangs_abstains():
     texts = [f"The Sydney bridge was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid")]
     outcome = ask(texts, quorum=Quorum(support=2, jitter=1, writer=Hanging(), writer_s=0.5))
     assert text_of(outcome) == "Opened in 1932."
-    assert (outcome.verdict.evidence["heard"], outcome.verdict.evidence["failed"]) == (2, 1)
+    assert (outcome.verdict.evidence["stating"], outcome.verdict.evidence["failed"]) == (2, 1)
 
 
 def test_isolated_answers_are_cached_by_unit_and_question():

@@ -208,7 +208,7 @@ def test_what_many_units_state_is_answered_and_what_one_states_is_not():
     outcome = ask(private(store), hits(40))
     assert "1932" in text_of(outcome) and "own" not in text_of(outcome)
     evidence = outcome.verdict.evidence
-    assert evidence["heard"] == 40 and evidence["charged"] == 200 and evidence["without_budget"] == 0
+    assert evidence["stating"] == 40 and evidence["charged"] == 200 and evidence["without_budget"] == 0
     spent = [used for name, (used, *_) in store.tallies.items() if " latest " not in name]
     assert spent == [5] * 40
     assert text_of(ask(private(Memory()), hits(1))) == UNKNOWN

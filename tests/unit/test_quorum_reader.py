@@ -92,7 +92,7 @@ def test_questions_and_gold_answers_of_squad_are_not_recorded():
 
 
 def test_figures_of_an_attacker_with_every_other_document_by_hand():
-    found = quorum._told([[False, True, True], [False, False, False]])
+    found = quorum._summary([[False, True, True], [False, False, False]])
     assert found["answers"][:2] == [2, 6] and found["members"] == [1, 2] and found["auc"][0] == 0.75
 
 

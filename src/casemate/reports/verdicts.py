@@ -193,7 +193,7 @@ def _quorum(e: Mapping[str, Any]) -> str:
     if "best" in e:
         far = f"no source is similar enough to the question (best {number(e['best'])}, floor {number(e['floor'])})"
         return f"{far}; {plural(e['readable'], 'readable document')} kept"
-    stating = f"; {e['heard']} of them state something about the question" if "heard" in e else ""
+    stating = f"; {e['stating']} of them state something about the question" if "stating" in e else ""
     units = f"{plural(e['units'], 'unit')} (a unit is a source with its copies{stating})"
     said = f"{plural(e['words'], 'keyword')} released from {units} that the client may not read"
     parts = [said, f"{plural(e['readable'], 'readable document')} kept"]

@@ -1,6 +1,6 @@
-"""Spans in one form for all export formats, and what a span tells: a question, its answer, the context's documents.
+"""Spans in one form for all export formats, and their content: a question, its answer, the context's documents.
 
-Read are the names of four conventions:
+The names of four conventions are read:
 
 - OpenTelemetry, generative AI: ``gen_ai.*`` attributes and events, also those of earlier versions;
 - OpenInference: ``openinference.span.kind``, ``input.value``, ``llm.*``, ``retrieval.documents.*``;

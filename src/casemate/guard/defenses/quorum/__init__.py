@@ -200,7 +200,7 @@ class Quorum(Defense):
         if self.break_glass and not answer.words:
             answer, opened = await self._single_unit_answer(query, question, units, said)
         figures = {
-            "heard": sum(map(bool, said)),
+            "stating": sum(map(bool, said)),
             "support": [release.supporters(word) for word in answer.words],
             **release.certificate(answer.words),
         }
@@ -237,7 +237,7 @@ class Quorum(Defense):
     ) -> tuple[list[Collection[Item]], dict[str, Any]]:
         """Returns what each unit states, and the costs of isolated answers. Units without its names are not asked."""
         if self._isolated is None:
-            return [self.heard(question, unit) for unit in units], {}
+            return [self.statements_of_unit(question, unit) for unit in units], {}
         read = [excerpt(question, whole(unit), READ_SENTENCES) for unit in units]
         asked = {i: document for i, document in enumerate(read) if document is not None}
         answers, costs = await self._isolated.ask(query.text, list(asked.values()))
@@ -247,7 +247,7 @@ class Quorum(Defense):
             said[i] = statements(question, read_text(answer), self.words)
         return said, costs
 
-    def heard(self, question: AskedQuestion, unit: Sequence[Hit]) -> Collection[Item]:
+    def statements_of_unit(self, question: AskedQuestion, unit: Sequence[Hit]) -> Collection[Item]:
         """Returns what a unit states about a question; nothing if it abstains. Depends on this unit alone."""
         return unit_statements(question, whole(unit), self.sentences, self.words)
 

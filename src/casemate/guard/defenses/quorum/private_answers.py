@@ -62,15 +62,15 @@ class PrivateAnswers:
         keywords = [sorted(item.lemma for item in unit if isinstance(item, Word))[:most] for unit in said]
         stating = [i for i, words in enumerate(keywords) if words]
         granted = await self.ledger.spend(query.tenant, [(names[i], len(keywords[i])) for i in stating])
-        heard = [keywords[i][:amount] for i, amount in zip(stating, granted, strict=True)]
-        levels: dict[Item, int] = {Word(word): level for word, level in self.histogram.release(heard).items()}
+        used = [keywords[i][:amount] for i, amount in zip(stating, granted, strict=True)]
+        levels: dict[Item, int] = {Word(word): level for word, level in self.histogram.release(used).items()}
         answer = compose(AskedQuestion.of(query.text), levels, MAX_WORDS)
         with self._lock:
             self._cache[key] = answer
             while len(self._cache) > CACHED_ANSWERS:
                 self._cache.popitem(last=False)
-        unheard = sum(amount < len(keywords[i]) for i, amount in zip(stating, granted, strict=True))
-        figures = {"heard": len(stating), "charged": sum(granted), "without_budget": unheard, **self.noise()}
+        without_budget = sum(amount < len(keywords[i]) for i, amount in zip(stating, granted, strict=True))
+        figures = {"stating": len(stating), "charged": sum(granted), "without_budget": without_budget, **self.noise()}
         return answer, figures
 
     def noise(self) -> dict[str, float]:
