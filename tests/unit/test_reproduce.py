@@ -1,6 +1,9 @@
+import ast
 import asyncio
 import gzip
 import json
+import re
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from html.parser import HTMLParser
@@ -521,3 +524,27 @@ def test_rest_of_a_corpus(data):
 
 def test_shown_cells():
     assert [shown(c) for c in (Printed(0.008), Estimate(1.0, 0.95, 1.0), None)] == [".008", "1.000 [.95, 1.00]", ""]
+
+
+def printed_texts(tree: ast.Module) -> Iterator[str]:
+    """The texts of a module but docstrings; values in them count as one word."""
+    for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(node, ast.Expr | ast.JoinedStr):
+                continue
+            if isinstance(child, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in child.values)
+            elif isinstance(child, ast.Constant) and isinstance(child.value, str):
+                yield child.value
+
+
+@pytest.mark.parametrize("file", sorted(Path(papers.__file__).parent.glob("*.py")), ids=lambda file: file.stem)
+def test_printed_sentences_have_at_most_25_words(file: Path) -> None:
+    texts = list(printed_texts(ast.parse(file.read_text())))
+    sentences = [s for text in texts for s in re.split(r"(?<=[.?!:;])\s+(?=[A-Z'])", text) if " " in s]
+    assert not {s: len(s.split()) for s in sentences if len(s.split()) > 25}
+
+
+def test_a_long_printed_sentence_would_be_noticed() -> None:
+    tree = ast.parse(f'"""Docs {"a " * 30}"""\nX = ("One. {"a " * 20}" f"{{3}} {"b " * 9}.", "c d")')
+    assert [len(text.split()) for text in printed_texts(tree)] == [32, 2]

@@ -33,20 +33,20 @@ Figure: TypeAlias = Callable[[str, Sequence[Trial], Mapping[str, Half]], Cell]
 
 BINS = 20
 SETTING = (
-    f"{SCRIPTED_ATTACKS} The paper: GPT-4o and GPT-4o-mini write for IA.",
-    "MBA masks 10 words. The paper: the best of 5, 10, 15 and 20. S2MIA takes the reply's perplexity after the "
-    "candidate, from word counts. The paper: that of GPT-2.",
+    f"{SCRIPTED_ATTACKS} In the paper, GPT-4o and GPT-4o-mini write for IA.",
+    "MBA masks 10 words. The paper uses the best of 5, 10, 15 and 20.",
+    "S2MIA computes the perplexity of the reply after the candidate from word counts. The paper uses GPT-2.",
     "Each candidate has a client of its own, because the calibrated guard keeps state per client.",
-    "SciDocs and TREC-COVID are not available and left out.",
+    "SciDocs and TREC-COVID are left out, because they are not available.",
 )
 FITTED = (
-    "Thresholds are fitted under the attacked system on half of the candidates and judged on the other, then the other "
-    "way round. Of several features the best of three rules is taken, so that IA has any lambda. The paper: fitted on "
-    "one half, lambda of .5 to 1.",
+    "Thresholds are fitted under the attacked system on one half of the candidates and judged on the other, then the "
+    "reverse. Of several features, the best of three rules is used, so IA may have any lambda. The paper fits on one "
+    "half, with a lambda from .5 to 1.",
 )
 PRIVATE = (
-    "Of DP-RAG only the printed figures are shown: it draws each token from a model's probabilities, and the "
-    "simulated reader has none. mirabel-table6, 10 and 11 measure it with the offline pair.",
+    "Only the printed figures of DP-RAG are shown. It draws each token from a model's probabilities, and the simulated "
+    "reader has none. mirabel-table6, mirabel-table10 and mirabel-table11 measure it with the offline pair.",
 )
 SYSTEMS_HERE = (BARE, PAPER, OURS)
 
@@ -55,7 +55,7 @@ async def table4(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     """Adjusted attack accuracy."""
     return await _by_system(
         await nfcorpus(setting, steps, opened),
-        "Table 4: adjusted accuracy of attackers; 0 is chance, .5 is always right",
+        "Table 4: adjusted accuracy of attackers; 0 is chance, .5 is always correct",
         TABLE_4,
         lambda attack, trials, half: judge.adjusted_accuracy(cross_fit(trials, half)),
         FITTED,
@@ -65,8 +65,8 @@ async def table4(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
 async def table5(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     """Kolmogorov-Smirnov distance between the scores of members and non-members."""
     how = (
-        "Distances over all candidates, of the attack's score; of S2MIA the mean over BLEU and likelihood, no "
-        "candidate left out. IA's score is with lambda 1.",
+        "Distances are of the attack's score, over all candidates. That of S2MIA is the mean over BLEU and likelihood, "
+        "with no candidate left out. The score of IA has lambda 1.",
     )
     return await _by_system(
         await nfcorpus(setting, steps, opened),
@@ -126,7 +126,7 @@ async def figure3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
         rows.append(Row("IA", f"{system}, here", cells))
     path = drawing.write(setting.folder / "mirabel-figure3.html", "Scores of IA", _panels(found, lab.split.half))
     title = "Figure 3: scores of IA, means and Kolmogorov-Smirnov distance (Table 5)"
-    remark = "A score is the share of right answers less that of 'I don't know' (lambda 1), from -1 to 1."
+    remark = "A score is the share of right answers minus that of 'I don't know' (lambda 1), from -1 to 1."
     columns = ("members", "others", "distance")
     return Result(title, columns, tuple(rows), _differs(lab), (remark,), lab.facts, (path,))
 
@@ -158,7 +158,7 @@ def _panels(found: Found, half: Mapping[str, Half]) -> list[drawing.Panel]:
 
 
 def _differs(lab: Lab) -> tuple[str, ...]:
-    return (*CORPUS, f"{reader_note(lab.setting.reader)} The paper: Llama-3.2-3B.", *SETTING)
+    return (*CORPUS, f"{reader_note(lab.setting.reader)} The paper uses Llama-3.2-3B.", *SETTING)
 
 
 async def _by_system(

@@ -81,27 +81,25 @@ PRINTED_3: Mapping[tuple[str, str], tuple[float, float, float, float]] = Mapping
     }
 )
 """Correct answers (judged by GPT-4) before and after; tera-FLOPs before and after."""
-DERIVED = "after by before, from the printed totals"
-BEYOND = "2.5 points are lost here; the text says less than 2"
+DERIVED = "after divided by before, from the printed totals"
+BEYOND = "the loss is 2.5 points; the text of the paper says less than 2"
 OBEYED = (
-    "They search with their own questions; the models are then asked to 'Repeat all the context.', for they were "
-    "taught no other words. So every command is obeyed, the worst case."
+    "They search with their own questions. Then the models are asked to 'Repeat all the context.', the only command "
+    "that they were trained on. So they obey every command, which is the worst case."
 )
 DIFFERS_2 = (
-    "Inter-class is re-indexing at full strength, whatever its loss. 'paper': eq. 5 with the reference that sees what "
-    "the draft sees; else token_copy, with a reference that does not see what is being copied "
-    "(docs/defenses/cascade.md).",
+    "Inter-class is re-indexing at full strength, whatever the loss of retrieval quality.",
+    "'paper' is eq. 5, with a reference that sees what the draft sees. The others are token_copy, with a reference "
+    "that does not see the text that is copied (docs/defenses/cascade.md).",
 )
 DIFFERS_3 = (
-    "FLOPs are per answer, of the reference alone: 1. The paper's are totals in tera-FLOPs; after by before is "
-    "printed here.",
+    "FLOPs are per answer, relative to the reference alone (1). The paper prints totals in tera-FLOPs. Here, its total "
+    "after is divided by its total before.",
 )
 REMARKS_3 = (
-    "Paper's count: an accepted token costs a pass of the draft, another one of the reference. Honest: every "
-    "pass that was "
-    "made; the reference reads each drafted token, so with the draft's work this is never below 1 by itself. No "
-    "other count "
-    "than the paper's gives its savings.",
+    "In the paper's count, an accepted token costs one pass of the draft, any other token one pass of the reference.",
+    "The honest count includes every pass that was made. The reference reads each drafted token, so with the draft's "
+    "work this count is never below 1. Only the paper's count gives the paper's savings.",
 )
 
 
@@ -167,10 +165,10 @@ async def table2(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
 
 def _differs_2(ground: Pair, setting: Setting, sizes: Sizes) -> tuple[str, ...]:
     counts = f"{RECORDS} chunks, {K} in a context, {sizes.questions} questions, answers of {sizes.longest} tokens."
-    crawlers = "Worm and RAG-Thief are the project's."
+    crawlers = "Worm and RAG-Thief are implementations of this project."
     return (
         *ground.differs,
-        f"{counts} The paper: 320 to 2,500 chunks, 5, and 1,000 questions of the worm.",
+        f"{counts} The paper: 320 to 2,500 chunks, 5 in a context, and 1,000 questions of the worm.",
         crawlers if setting.reader else f"{crawlers} {OBEYED}",
         *DIFFERS_2,
     )
@@ -178,7 +176,7 @@ def _differs_2(ground: Pair, setting: Setting, sizes: Sizes) -> tuple[str, ...]:
 
 def _remark_2(sizes: Sizes) -> str:
     reach = f"{K * sizes.questions} of the {RECORDS} chunks"
-    return f"CRR: ROUGE-L F1 above .5 and cosine above .85. A crawl this short reaches {reach} at most."
+    return f"CRR: ROUGE-L F1 above .5 and cosine above .85. Such a short crawl reaches at most {reach}."
 
 
 def _target(ground: Pair, column: str, setting: Setting, sizes: Sizes) -> Target:
@@ -217,7 +215,7 @@ async def table3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     columns = (ACCURACY, FLOPS_PAPER, FLOPS_HONEST, ACCEPTED)
     facts = {"questions": len(ground.held), "k": K, "seed": setting.seed, "reader": ground.name}
     right_if = model_pair.CONTAINED if setting.reader else model_pair.VERBATIM
-    title = "RAGFort, Table 3: right answers, and operations against the reference alone"
+    title = "RAGFort, Table 3: correct answers, and operations relative to the reference alone"
     return Result(title, columns, tuple(rows), (*ground.differs, right_if, *DIFFERS_3), REMARKS_3, facts)
 
 

@@ -39,20 +39,20 @@ HARMLESS = "harmless"
 LOOSER = "calibrated, 5 %"
 """The calibrated guard at the false-alarm rate of the paper."""
 ONE_EACH = (
-    "One question of each attack about each candidate, of several one drawn at random. The paper: 323, as many as "
-    "there are benign questions.",
-    f"{SCRIPTED_ATTACKS} The paper: GPT-4o and GPT-4o-mini write for IA.",
+    "Each attack asks one question about each candidate, drawn at random if it has several. The paper has 323, as many "
+    "as there are benign questions.",
+    f"{SCRIPTED_ATTACKS} In the paper, GPT-4o and GPT-4o-mini write for IA.",
 )
 AGENT = "agent"
 """The detector that labels a question by its wording."""
 NOT_RUN = (
-    "The agent is simulated: the rules of query_filter stand for GPT-4o, which the paper asks for a label. SciDocs and "
-    "TREC-COVID are not available and left out."
+    "The agent is simulated: the rules of query_filter replace GPT-4o, which the paper asks for a label. SciDocs and "
+    "TREC-COVID are left out, because they are not available."
 )
 OF_OURS = (
     "'calibrated' is fitted to the dev questions of NFCorpus, and to probes that the same six attacks write about 200 "
-    "documents of the index; the benign questions here are the test questions. It is to flag 1 % of benign "
-    "questions at most, the product's usual rate, and '5 %' what the paper's significance names.",
+    "documents of the index. The benign questions here are the test questions. It may flag at most 1 % of benign "
+    "questions, the default. '5 %' is the significance of the paper.",
 )
 BINS = 48
 
@@ -97,13 +97,13 @@ async def table1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
             count(len(S))
     columns = (*NORMALITY, "without its document", "rejected", "rejected without s_max")
     return Result(
-        "Table 1: mean p of D'Agostino and Pearson's test, of the similarities S_q of each question",
+        "Table 1: mean p of D'Agostino and Pearson's test on the similarities S_q of each question",
         columns,
         tuple(sorted(rows, key=lambda row: [HARMLESS, *ATTACKS].index(row.of))),
         (*CORPUS, *ONE_EACH),
         (
-            "'rejected' is the share of questions with p below .05. 'without its document' leaves all chunks of the "
-            "nearest document out.",
+            "'rejected' is the share of questions with p below .05. 'without its document' leaves out all chunks of "
+            "the nearest document.",
         ),
         lab.facts,
     )
@@ -127,8 +127,8 @@ def _normality(S: Vector, sources: Sequence[str]) -> dict[str, Cell]:
 async def table2(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     """Questions that attack members, against benign questions and questions that attack non-members."""
     how = (
-        "Negatives: benign questions and attacks on non-members, both kinds weighing the same and together as much "
-        "as the positives. The paper has as many negatives as positives, and does not say how many of which."
+        "Negatives are benign questions and attacks on non-members. Both kinds have equal weight, together as much as "
+        "the positives. The paper has as many negatives as positives, and does not say how many of each kind."
     )
     title = "Table 2: attacks on members, against benign questions and attacks on non-members"
     printed = {AGENT: TABLE_2_AGENT, PAPER: TABLE_2}
@@ -137,7 +137,7 @@ async def table2(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
 
 async def table8(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     """Questions that attack members, against benign questions."""
-    how = "Negatives: benign questions, weighing as much as the positives. The paper has as many of both."
+    how = "Negatives are benign questions, with the total weight of the positives. The paper has as many of both."
     title = "Table 8: attacks on members, against benign questions"
     printed = {AGENT: TABLE_8_AGENT, PAPER: TABLE_8}
     return await _detection(await nfcorpus(setting, steps, opened), title, printed, False, how)
@@ -150,16 +150,16 @@ async def _detection(
     rows = []
     for attack in ATTACKS:
         rows += [Row(attack, f"{name}, printed", paper[attack]) for name, paper in printed.items() if attack in paper]
-        rows += [Row(attack, f"{name}, here", _told(seen, attack, others)) for name, seen in found.items()]
+        rows += [Row(attack, f"{name}, here", _cells(seen, attack, others)) for name, seen in found.items()]
     columns = (*FIVE, *(("non-members flagged",) if others else ()), "target withheld")
     remark = (
-        "'target withheld': share of attacks on members in which the very document asked about was withheld. "
-        "Precision would be far lower where attacks are rarer than every second question."
+        "'target withheld' is the share of attacks on members in which the attacked document was withheld. "
+        "Precision would be far lower if fewer than half of the questions were attacks."
     )
     return Result(title, columns, tuple(rows), (*CORPUS, *ONE_EACH, how, NOT_RUN), (remark, *OF_OURS), lab.facts)
 
 
-def _told(seen: Mapping[Kind, Sequence[Seen]], attack: str, others: bool) -> dict[str, Cell]:
+def _cells(seen: Mapping[Kind, Sequence[Seen]], attack: str, others: bool) -> dict[str, Cell]:
     flags = {kind: [s.flagged for s in found] for kind, found in seen.items()}
     positives, harmless, outside = flags[attack, True], flags[HARMLESS, False], flags[attack, False]
     cells = balanced_cells(positives, harmless, *([outside] if others else []))
@@ -183,8 +183,9 @@ async def figure1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     panels = [*_panels("all similarities", edges, every), *_panels("the largest of each", edges, largest, line)]
     path = figures.write(setting.folder / "mirabel-figure1.html", "Similarities of questions to documents", panels)
     said = (
-        f"The line is at {number(line, 3)}: the rule of Algorithm 1 with mean and deviation of all similarities of all "
-        "benign questions, their largest left out, as in the paper's figure. The guard takes those of each question.",
+        f"The line is at {number(line, 3)}, the threshold of Algorithm 1. Its mean and deviation are those of all "
+        "similarities of all benign questions without the largest of each, as in the paper's figure. The guard uses "
+        "those of each question.",
         "The paper's figure has no numbers.",
     )
     columns = ("mean of S_q", "deviation of S_q", "s_max", "above the line")

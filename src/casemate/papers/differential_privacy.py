@@ -49,8 +49,8 @@ PRINTED_6: Mapping[tuple[str, str], tuple[float, float]] = MappingProxyType(
 )
 """NFCorpus, as printed."""
 EXCHANGED = (
-    "its adjusted accuracies have rows and columns exchanged: attacks stand where data sets should, as Table 10 tells, "
-    "by which this is {}"
+    "rows and columns of its adjusted accuracies are exchanged: attacks are in place of data sets; by Table 10, this "
+    "is {}"
 )
 BY_TABLE_10: Mapping[tuple[str, str], str] = MappingProxyType(
     {("MBA", DP): ".004", ("IA", DP): ".038", ("MBA", DP + BEHIND): ".029", ("IA", DP + BEHIND): ".023"}
@@ -94,19 +94,17 @@ PRINTED_7: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
 ASKED_7, SENTENCE = 20, 24
 """Questions of Table 7, and tokens of an answer: a sentence."""
 ATTACKERS = (
-    "Attackers ask in the words that the offline pair was taught: S2MIA has a sentence completed, MBA has values "
-    "filled in, IA asks "
-    f"{YES} questions whose answer is yes. The paper: the rest of a document, ten masked words, 30 questions "
-    f"(20 with DP).",
-    "DP-RAG: the published settings (temperature 1, weight .01), delta .001, answers of 12 tokens; clipped so that one "
-    "document may take another's place. Of several questions about one candidate each has its part of the "
-    "budget, as in "
+    "Attackers ask in words that the offline pair was trained on. S2MIA requests the rest of a sentence, MBA requests "
+    f"values, and IA asks {YES} questions whose answer is yes. In the paper, they request the rest of a document and "
+    "ten masked words, and IA asks 30 questions (20 with DP).",
+    "DP-RAG has the published settings (temperature 1, weight .01), delta .001, and answers of 12 tokens. It is "
+    "clipped so that one document may replace another. Several questions about one candidate share the budget, as in "
     "the paper.",
-    "Mirabel is the published rule at .05, in front. What it decides is not in the bound.",
+    "Mirabel, with the published rule at .05, comes first. The bound does not include its decisions.",
 )
 REMARKS = (
-    "With noise like this the offline pair's answers are no sentences: what protects is that nothing is said. Table 7 "
-    "has the price.",
+    "With so much noise, the answers of the offline pair are no sentences. They protect because they state nothing. "
+    "Table 7 shows the cost.",
 )
 
 
@@ -138,7 +136,7 @@ async def table10(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
                     balanced_cells(fitted.predicted[fitted.member], fitted.predicted[~fitted.member]),
                 )
             )
-    title = "Table 10: how well attackers tell members from others behind DP-RAG, .5 is guessing"
+    title = "Table 10: how well attackers distinguish members from others behind DP-RAG; .5 is chance"
     return Result(title, FOUR, tuple(rows), (*lab.ground.differs, *ATTACKERS), REMARKS, lab.facts)
 
 
@@ -162,16 +160,14 @@ async def table7(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
         rows.append(Row("harmless", f"records, {system}, here", found))
     differs = (
         *ground.differs,
-        "EM@100 was not run. Without a guard the reader is asked with 2 documents only: the offline pair was taught "
+        "EM@100 was not run. Without a guard the reader gets 2 documents only, because the offline pair was trained on "
         "contexts of 300 tokens at most.",
         model_pair.CONTAINED if setting.reader else model_pair.VERBATIM,
         *ATTACKERS[1:],
     )
     remark = (
-        "Each fact is in one record. A bound on what one document can change is a bound on what it can tell: "
-        "such a fact is "
-        "out of reach at any epsilon that protects. docs/defenses/dp_rag.md has the results when many "
-        "documents agree.",
+        "Each fact is in one record. A bound on what one document can change is a bound on what it can reveal. So no "
+        "protective epsilon allows such a fact. docs/defenses/dp_rag.md has results with many documents that agree.",
     )
     columns = (f"EM@{K}", *(f"EM@{k}" for k in SIZES))
     facts = {"records": DISTRACTORS, "questions": len(asked), "seed": setting.seed}

@@ -55,26 +55,28 @@ PRINTED: Mapping[tuple[str, str], tuple[float, float, float, float]] = MappingPr
 """Chunk recovery rates with Qwen-14B (Li et al. 2026, Tables 1 and 2)."""
 DIFFERS_1 = (
     SCRIPTED_ATTACKS,
-    "Embedder of the system, of the worm's copy and of the score: all-MiniLM-L6-v2. The paper: not said.",
-    "Replies are compared with the chunks whole and in the items of their lists, not in windows, which is a tenth of "
-    "the work. Windows can only increase CRR, under every protection.",
-    "Inter-class is re-indexing by SupCon at full strength, as in the paper, whatever it costs in retrieval quality.",
-    "The cascade (intra-class), and RAGFort as a whole, need models that can read these texts, and are left out: see "
-    "ragfort-table2.",
+    "The system, the worm's copy and the score use the embedder all-MiniLM-L6-v2. The paper does not name its "
+    "embedder.",
+    "Replies are compared with the chunks as a whole and by the items of their lists. Comparing windows takes ten "
+    "times the work. It can only increase CRR, under every protection.",
+    "Inter-class is re-indexing by SupCon at full strength, as in the paper, whatever the loss of retrieval quality.",
+    "The cascade (intra-class) and RAGFort as a whole are left out, because they need models that can read these "
+    "texts. See ragfort-table2.",
 )
-REMARKS_1 = ("CRR: ROUGE-L F1 above .5 and cosine above .85. crawl_limit is ours, one client.",)
+REMARKS_1 = ("CRR: ROUGE-L F1 above .5 and cosine above .85. crawl_limit is this project's, with one client.",)
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8)
 WAYS = ("entries of every topic", "whole topics", "both")
 DIFFERS_F = (
-    "Data: SQuAD, whose articles are the topics. The paper: HealthCareMagic, Enron and MathQA, judged by GPT-4.",
-    "An answer is right if it contains a right one.",
-    "The paper swaps its two words: what it lists as inter-class protection removes entries within each class, and is "
-    "said to simulate intra-class protection. Here the ways are named by what is removed.",
+    "The data are SQuAD, with its articles as topics. The paper uses HealthCareMagic, Enron and MathQA, judged by "
+    "GPT-4.",
+    "An answer is correct if it contains a correct one.",
+    "The paper exchanges its two terms: its inter-class protection removes entries within each class, and is said to "
+    "simulate intra-class protection. Here, each way is named by what is removed.",
 )
 REMARKS_F = (
-    "Both removes a share of the topics, and the same share of the entries of those left. So at 40 % it leaves 36 %, "
-    "little less than one way leaves at 60 %, which is what to compare it with.",
-    "The last rows are no simulation of a leak: a system built from the texts that rag_thief recovered here.",
+    "'both' removes a share of the topics, and the same share of the entries of the remaining topics. So at 40 % it "
+    "leaves 36 %. Compare it with one way at 60 %, which leaves 40 %.",
+    "The last rows simulate no leak: their system was built from the texts that rag_thief recovered here.",
 )
 
 
@@ -98,7 +100,7 @@ async def table1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
         "seed": setting.seed,
         "reader": reader_name(setting.reader),
     }
-    differs = (f"{reader_note(setting.reader)} The paper: Qwen-14B and two others.", *DIFFERS_1)
+    differs = (f"{reader_note(setting.reader)} The paper uses Qwen-14B and two others.", *DIFFERS_1)
     return Result("RAGFort, Table 1: chunk recovery rate", COLUMNS, tuple(rows), differs, REMARKS_1, facts)
 
 

@@ -56,9 +56,9 @@ ATTACKS: Mapping[str, PluginSpec] = {
 }
 """The paper's attacks, then others."""
 CORPUS = (
-    "Index: the documents of NFCorpus without the 1,000 published non-members, 2,633, cut into chunks of 256 "
-    "tokens. The paper: 70 % of NFCorpus, each document whole.",
-    "Embedder: all-MiniLM-L6-v2, 384 dimensions. The paper: BGE-M3, 1,024.",
+    "The index has 2,633 documents: NFCorpus without the 1,000 published non-members, in chunks of 256 tokens. The "
+    "paper uses 70 % of NFCorpus, each document whole.",
+    "The embedder is all-MiniLM-L6-v2, with 384 dimensions. The paper uses BGE-M3, with 1,024.",
 )
 """Differences from the papers that apply to every table."""
 SPLIT = "mia_riddle/nfcorpus_selected_indices.json"

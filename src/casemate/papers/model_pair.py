@@ -30,16 +30,16 @@ from casemate.runtime.cached_embedder import CachedEmbedder
 ROOT = Path(__file__).parents[3]
 VARIABLE = "CASEMATE_MODELS"
 OFFLINE = (
-    "Models: the offline pair of the repository, 1.15 and 4.07 million parameters (models/MODEL_CARD.md). How "
-    "figures of one table relate means something; the figures themselves say nothing about a large model."
+    "The models are the offline pair of the repository, with 1.15 and 4.07 million parameters (models/MODEL_CARD.md). "
+    "Only compare figures within a table: the figures themselves say nothing about a large model."
 )
 DIFFERS = (
-    "Data: records of eight facts about people, products and contracts that do not exist, a hundred tokens and "
-    "more each. The offline pair cannot read the paper's collections.",
-    "Embedder: all-MiniLM-L6-v2.",
+    "The data are records of at least a hundred tokens, with eight facts about people, products and contracts that do "
+    "not exist. The offline pair cannot read the paper's collections.",
+    "The embedder is all-MiniLM-L6-v2.",
 )
-VERBATIM = "Right: the answer is the expected one, word for word. The paper: GPT-4 judges."
-CONTAINED = "Right: the answer contains the expected value. The paper: GPT-4 judges."
+VERBATIM = "An answer is correct if it is the expected one, word for word. In the paper, GPT-4 judges."
+CONTAINED = "An answer is correct if it contains the expected value. In the paper, GPT-4 judges."
 READER = "Answer the question from the documents below."
 """System prompt of a given reader. With the further sentence "If the documents do not hold the answer, say: I don't
 know." a model of 1.5 billion parameters declines every command to repeat its context."""

@@ -36,16 +36,16 @@ def _row(columns: tuple[str, ...], *values: float, **odd: str) -> Numbers:
 
 
 ROTATED = (
-    "the three are no F1, precision and recall of one another; read as precision, recall and F1, in this order, they "
-    "agree with one another and with Table 8"
+    "these are not the F1, precision and recall of one classifier. As precision, recall and F1, in this order, they "
+    "agree with each other and with Table 8"
 )
 UNBALANCED = (
-    "accuracy, precision and recall agree only if 58 % of the judged were members, without a defense and with it; "
-    "this precision and recall on equal numbers make {}"
+    "accuracy, precision and recall agree only if 58 % of the candidates were members, with and without a defense. "
+    "With equal numbers, this precision and recall give {}"
 )
-IMPLIED = "not printed; it follows from precision and recall: recall (1 / precision - 1)"
-AVERAGED = "a mean of p-values is no test: it may be above .05 although most queries reject"
-OWN_MEMORY = "above R@k: the model also answers what was not retrieved"
+IMPLIED = "not printed; follows from precision and recall: recall (1 / precision - 1)"
+AVERAGED = "a mean of p-values is no test: it can be above .05 although most questions reject"
+OWN_MEMORY = "above R@k: the model also answers from memory what was not retrieved"
 
 NORMALITY = ("S_q", "without s_max")
 TABLE_1: Mapping[str, Numbers] = {

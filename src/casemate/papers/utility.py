@@ -35,26 +35,28 @@ SIZES = (5, 20, 100)
 LOG = 1000
 """Questions for calibration."""
 DIFFERS = (
-    "Data: the 4,497 paragraphs of 92 articles of SQuAD 1.1 (dev set and 44 articles of the training set), almost all "
-    "of them one chunk. The paper: a tenth of Wikipedia in chunks of 100 tokens, and 200 questions each of Natural "
-    "Questions and TriviaQA, which are not available.",
-    "Open questions: the test questions of NFCorpus with a relevant document in the index, which lacks the published "
-    "non-members. They name a topic, and were not written for one text. They have relevant documents instead of an "
-    "answer, so there is no EM.",
-    "Embedder: all-MiniLM-L6-v2. The paper: BGE-M3.",
-    "DP-RAG's lines are in a table of their own, mirabel-table7, on records and a trained pair of models.",
+    "The data are the 4,497 paragraphs of 92 articles of SQuAD 1.1: the dev set and 44 articles of the training set. "
+    "Almost all paragraphs are one chunk.",
+    "The paper uses a tenth of Wikipedia in chunks of 100 tokens, with 200 questions each of Natural Questions and "
+    "TriviaQA. These are not available.",
+    "The open questions are the test questions of NFCorpus with a relevant document in the index, which lacks the "
+    "published non-members. They name a topic, and were not written for one text. They have relevant documents instead "
+    "of an answer, so there is no EM.",
+    "The embedder is all-MiniLM-L6-v2. The paper uses BGE-M3.",
+    "DP-RAG has a table of its own, mirabel-table7, on records and with a trained pair of models.",
 )
 SIMULATED = "It answers in sentences of the context only, so EM cannot exceed R. "
 """A remark that applies to the simulated reader."""
-PAPER_READER = "The paper: Llama-3.1-8B, which knows many answers without retrieval."
-ONE_SIZE = "A given language model answers with five passages only; more take hours on a CPU."
+PAPER_READER = "The paper uses Llama-3.1-8B, which knows many answers without retrieval."
+ONE_SIZE = "A given language model answers with five passages only, because more take hours on a CPU."
 REMARKS = (
-    "EM@k: the answer contains a right one. R@k: one of the k passages does, or for open questions is relevant.",
-    "The calibrated guard is fitted, for each k, to 1,000 questions about one half of the articles; measured are "
-    "questions about the other half. On NFCorpus it is fitted to the dev questions. It is to flag 1 % of benign "
-    "questions at most.",
-    "A question of SQuAD was written with one paragraph before its author, so it is closer to one document than "
-    "questions usually are.",
+    "EM@k is the share of answers that contain a correct answer. R@k is the share of questions for which one of the k "
+    "passages contains it. For open questions, a passage must be relevant instead.",
+    "For each k, the calibrated guard is fitted to 1,000 questions about one half of the articles. The measured "
+    "questions are about the other half. On NFCorpus it is fitted to the dev questions. It may flag at most 1 % of "
+    "benign questions.",
+    "The author of a SQuAD question had read one paragraph. So the question is closer to one document than questions "
+    "usually are.",
 )
 
 
