@@ -46,12 +46,7 @@ class CapabilityError(ConfigError):
 
 
 class BackendError(CasemateError):
-    """An external system failed: a server, a database, a disk.
-
-    Attributes:
-        backend: Name of the backend.
-        retryable: Whether a retry may succeed.
-    """
+    """An external system failed: a server, a database, a disk."""
 
     def __init__(self, message: str, *, backend: str, retryable: bool) -> None:
         super().__init__(message)

@@ -469,7 +469,6 @@ class Defense:
     same decision.
 
     Attributes:
-        paper: Source of the method.
         max_hidden_sources: Number of source documents that it usually withholds from one context at most. The guard
             always fetches as many more, so hiding neither shortens the context nor changes the amount of work. A
             defense that must withhold more requests further hits (``Outcome.more``).
@@ -601,7 +600,6 @@ class MembershipAttack:
     and replies must give the same questions and features.
 
     Attributes:
-        paper: Source of the method.
         features: Names of the values that ``measure`` returns; the first is the score that is used alone.
     """
 
@@ -660,7 +658,6 @@ class InjectionAttack:
     """Hides instructions to the language model in documents. The same generator state gives the same documents.
 
     Attributes:
-        paper: Source of the method.
         variants: Names of the effects that its instructions ask for.
     """
 
@@ -741,11 +738,7 @@ class WithholdingIndex(Protocol):
 
 
 class EmbedderProxy(Embedder):
-    """Delegates to another embedder. Override ``embed`` to obtain some vectors otherwise.
-
-    Attributes:
-        inner: The other embedder.
-    """
+    """Delegates to another embedder. Override ``embed`` to obtain some vectors otherwise."""
 
     def __init__(self, inner: Embedder) -> None:
         self.inner = inner
@@ -771,11 +764,7 @@ class EmbedderProxy(Embedder):
 
 
 class EventStoreProxy(EventStore):
-    """Delegates to another event store. Override ``append`` to observe events.
-
-    Args:
-        store: The other store.
-    """
+    """Delegates to another event store. Override ``append`` to observe events."""
 
     def __init__(self, store: EventStore) -> None:
         self._store = store

@@ -76,9 +76,7 @@ class App:
     While it is open, BLAS uses one thread in this process (``runtime.blas_threads`` gives the reason).
 
     Attributes:
-        config: The configuration it was built from.
         guard: The guard, whatever ``guard.mode``; ``target`` respects the mode.
-        store: The event store.
         opened: Resources that ``close`` closes.
         executor: Executor of distributed work.
     """

@@ -87,7 +87,6 @@ class Document:
 
     Attributes:
         id: Unique within a tenant.
-        text: The text that the model reads.
         title: Title of the source; embedded before the text.
         source: The file or record that the chunk is part of; the chunk's own id if empty.
         digest: Content hash of the whole source, by which ingest detects changes.
@@ -128,11 +127,7 @@ class Query:
     """A query of a client.
 
     Attributes:
-        text: The question.
-        client: Name of the client.
         tenant: The tenant whose documents are searched.
-        k: Number of documents to retrieve.
-        id: Id of the request.
         labels: Access labels of the client; documents with other labels are invisible to it. None: no restriction.
         groups: Groups of the client, for ``guard.audience``. None: an operator, who may read every document in full.
             An empty set: a client without groups.
@@ -171,8 +166,6 @@ class SimilarityStats:
     """Statistics of S_q, the similarities of a query to all documents of the tenant.
 
     Attributes:
-        n: Number of documents.
-        mean: Mean of S_q.
         std: Population standard deviation of S_q.
     """
 
@@ -211,8 +204,6 @@ class Prompt:
     """Input of a generator.
 
     Attributes:
-        question: The client's question.
-        context: Documents that the answer may use.
         instructions: System prompt.
         request: Id of the request, for defenses that wrap the generator. It is not part of the model's input.
     """
@@ -228,9 +219,7 @@ class Verdict:
     """Decision of a defense about one request. For the operator only: it never reaches the client.
 
     Attributes:
-        defense: Name of the defense.
         flagged: Whether the request is classified as an attack.
-        action: The action.
         score: Higher is more suspicious, in every defense.
         threshold: The request is flagged if the score exceeds it; None if no decision was possible.
         hidden: Ids of the documents that the action withholds from the context.
@@ -260,7 +249,6 @@ class Answer:
     """An answer as the operator sees it.
 
     Attributes:
-        text: The text.
         retrieval: The context it is based on.
         verdicts: Decisions of the defenses.
     """
@@ -340,8 +328,6 @@ class Event:
     """One entry of the event store.
 
     Attributes:
-        id: Unique id.
-        at: Time of the event.
         kind: Kind, such as ``verdict``.
         body: JSON-serializable content.
     """
@@ -357,7 +343,6 @@ class QuotaRequest:
     """Request for units of a quota that all processes on an event store share: a token bucket.
 
     Attributes:
-        name: Name of the quota.
         amount: Units to acquire; 0 only reads the usage; a negative amount returns units.
         most: Capacity: units that may be in use at once. The caller sets it, and may change it.
         per_s: Used units that are restored per second.
@@ -387,8 +372,6 @@ class Notification:
         alert: Id of the alert; for a summary, its key.
         action: ``opened``, ``updated``, ``recovered``, ``summary`` or ``test``.
         severity: ``low``, ``medium``, ``high`` or ``critical``.
-        at: Time of the event.
-        title: One line.
         text: The message as plain text.
         markdown: The message as Markdown.
         details: The message as data: kind, set, canaries, since, documents.
@@ -413,7 +396,6 @@ class Outcome(NamedTuple, Generic[T]):
 
     Attributes:
         value: The value for the next stage.
-        verdict: The decision; None if there is none.
         more: The defense needs more hits to decide, and is called again with them. It must not have recorded anything.
             Without effect if ``Retrieval.exhausted``, also after a defense that replaced unreadable hits.
     """

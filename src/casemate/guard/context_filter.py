@@ -24,7 +24,6 @@ class ContextFilter(Generator):
     A ``generation`` event reports the number of passages and of those removed.
 
     Args:
-        name: Name of the defense.
         generator: The generator that reads the rest.
         embedder: The system's; embeds passages as the index does. The most recent ones are cached.
         store: The event store; None: no events.

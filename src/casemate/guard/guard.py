@@ -55,8 +55,6 @@ class Guard:
     """Answers like the wrapped ``Rag``, except for what its defenses withhold.
 
     Args:
-        rag: The system under protection.
-        defenses: In the order in which they act.
         enforce: False is observe mode: defenses judge and verdicts are logged, but no answer changes.
         on_error: Behavior when a defense fails: ``closed`` answers without any context, ``open`` without the defense.
         store: Receives the verdicts; None: they are not logged.

@@ -37,7 +37,6 @@ class Turn:
     """What the guards of one turn have shown and withheld. Created by ``turn``; safe for threads.
 
     Attributes:
-        question: The user's question.
         id: Id of the request that judges it.
         refused: Whether a guard withheld the whole context of the question. Every query then has an empty one.
     """

@@ -24,7 +24,6 @@ class ClientIdentity:
     name, never one that the request itself claims. Requests without a name share the client ``anonymous``.
 
     Attributes:
-        client: Name or number of the person or service.
         tenant: Separates clients of the same name. It does not select documents; use filters for that.
         groups: Groups of the client, for the rules of ``guard.audience``.
     """
@@ -86,8 +85,6 @@ class FrameworkDocument(NamedTuple):
 
     Attributes:
         id: Unique in the collection.
-        text: The text that a model reads.
-        metadata: Its metadata.
         source: The record that it is a chunk of; empty: a record of its own.
         native: The framework's own object; None: a defense composed the text.
         score: The framework's own score; None: unknown.
@@ -112,8 +109,6 @@ class GuardedQuery:
     Attributes:
         text: The question; empty if only a vector was given.
         native: Its vector as the framework's embedder returned it.
-        k: Number of documents.
-        identity: The client.
         options: Further arguments of the framework's search, such as filters.
         whole: The arguments without filters; None: there are no filters.
         given: Documents from another retriever, to be judged; None: the guard retrieves.

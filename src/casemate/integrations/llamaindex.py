@@ -105,7 +105,6 @@ class GuardedLlamaIndexRetriever(Protected, BaseRetriever):
     ``QueryBundle``.
 
     Attributes:
-        unguarded: The wrapped retriever.
         protection: The guard, shared with the postprocessors of this retriever.
     """
 

@@ -50,7 +50,6 @@ class TopicSettings:
         dimensions: Principal components that HDBSCAN uses, at least 2.
         membership: Minimum soft membership, in [0, 1], for a noise point to join a topic; 1: none joins.
         sample: Maximum number of chunks that HDBSCAN clusters.
-        seed: Random seed of the sample and of k-means.
     """
 
     method: Literal["hdbscan", "kmeans"] = "hdbscan"
@@ -81,7 +80,6 @@ class Topics:
         centroids: Normalized mean of each topic, (C, dim), float32.
         floors: Radius of each topic as a cosine: the ``FLOOR_QUANTILE`` of its members' cosines to the centroid, (C,),
             float32.
-        method: Description of the method.
     """
 
     labels: Labels

@@ -57,7 +57,6 @@ class CorpusMoments:
     disjoint corpora can be added and subtracted.
 
     Attributes:
-        n: Number of embeddings.
         mean: Their mean m, (dim,).
         scatter: M2 = sum over i of (x_i - m)(x_i - m)', (dim, dim), symmetric, float64.
     """

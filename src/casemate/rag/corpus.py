@@ -75,7 +75,6 @@ class Corpus:
     """The sources under a path. Each iteration reads the disk again.
 
     Attributes:
-        path: The folder or file.
         problems: Files and records that were not read; filled while ``sources()`` is iterated.
         unread: Names of sources that exist but could not be read this time.
         incomplete: Whether sources with unknown names may exist, so that a missing name does not imply removal.

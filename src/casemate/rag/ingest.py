@@ -39,9 +39,7 @@ class IngestPlan:
 
     Attributes:
         todo: New and changed sources: name to digest.
-        bytes: Total size of ``todo``.
         unchanged: Number of sources that are indexed as they are.
-        gone: Indexed sources to remove.
         clashing: Names that another corpus or a program has given to other content; not indexed.
         held: All names in the index.
         added: Indexed sources that a program added and the corpus lacks; never removed.
@@ -91,10 +89,8 @@ class Ingest:
 
     Attributes:
         sink: Receives the documents: a guard, or a screening gate that quarantines suspicious ones.
-        corpus: The corpus.
         tokens: Tokens per chunk; 0: the embedder's maximum.
         overlap: Tokens that a chunk shares with the previous one.
-        tenant: Tenant of the documents.
         missing: Treatment of indexed sources that the corpus lacks. ``auto`` removes those that were indexed from this
             path, and refuses to remove more than half of them. ``remove`` removes all sources that came from any
             corpus. ``keep`` removes none. Documents added by ``Guard.add`` are never removed.

@@ -67,17 +67,13 @@ class ReindexSettings:
     """Settings of one fit.
 
     Attributes:
-        tenant: Owner of the collection.
         mode: See ``Reindexing``. ``lora`` and ``lora_compatible`` need an embedder that can be fine-tuned.
-        k: Hits in the context.
         recall_loss: Allowed loss of known-item recall, in (0, 1).
         questions: Number of synthetic questions for the decision; as many again serve as training data.
         penalty: Deduction for a chunk of another topic at full strength, mode ``gate``.
-        topics: Clustering settings.
         training: Hyperparameters; its ``mode`` follows ``mode``. None: the defaults of the mode.
         encoder: Adapter and device, modes ``lora`` and ``lora_compatible``.
         checkpoint: File to resume an interrupted training from; None: no checkpoint.
-        seed: Of the questions.
     """
 
     tenant: str = DEFAULT_TENANT

@@ -46,7 +46,6 @@ class LoraSettings:
     """Adapter and device.
 
     Attributes:
-        rank: Of the adapter.
         alpha: The adapter's output is scaled by alpha / rank.
         device: A torch device name; ``auto``: a GPU if there is one.
         checkpointing: Whether activations are recomputed instead of stored: less memory, a third more time.

@@ -72,8 +72,6 @@ class Reindexing:
         mode: ``adapter``: the residual map applies to chunks and questions. ``compatible``: to chunks only.
             ``gate``: no map; a chunk whose topic differs from the question's loses ``strength * penalty``.
             ``lora``: the fine-tuned encoder applies to chunks and questions. ``lora_compatible``: to chunks only.
-        tenant: Owner of the collection.
-        fingerprint: Of the embedder.
         centroids: Unit mean of each topic in the embedder's space, (C, dim).
         floors: Minimum similarity to the centroid for membership of a topic, (C,).
         keys: ``chunk_key`` of the chunks used for training, sorted, (n,).

@@ -69,8 +69,6 @@ class FunctionCaller:
     nothing else. An exception may contain anything, so errors repeat only its class name.
 
     Attributes:
-        backend: Name for errors and for the threads.
-        name: Name of the called object, for errors.
         timeout_s: Longest time of one attempt.
         retries: Further attempts after an exception; none after a timeout.
         requests_per_s: Calls a second, retries included; 0: no limit.

@@ -57,7 +57,6 @@ class HttpClient:
     Certificates are always checked. A redirect is followed on the same host only, with the same method and body.
 
     Attributes:
-        backend: Name for errors.
         timeout_s: Longest time of one attempt, until the last byte.
         retries: Further attempts if the server is busy, fails or cannot be reached; none after a timeout.
         requests_per_s: Requests a second, retries included; 0: no limit.

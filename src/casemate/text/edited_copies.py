@@ -35,11 +35,7 @@ _BLOCK = 256
 
 @dataclass(frozen=True, eq=False)
 class TextWords:
-    """The words of a text.
-
-    Attributes:
-        stems: Stems of its content words.
-    """
+    """The words of a text."""
 
     stems: frozenset[str]
 

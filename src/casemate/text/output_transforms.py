@@ -35,7 +35,6 @@ class OutputTransform:
     """An output transform.
 
     Attributes:
-        name: Its name.
         instruction: Text that an attacker adds to a question.
         encode: Encodes a text; paragraphs remain separate.
         decode: Decodes a form, which may be truncated.

@@ -20,9 +20,6 @@ class TfIdf:
     n is the number of texts and df the document frequency of a word. Storage is in compressed sparse rows. A text
     without words is a zero row.
 
-    Args:
-        texts: The texts, one per row.
-
     Attributes:
         columns: Column of each entry. The entries of row i are at ``starts[i]`` to ``starts[i + 1]``.
         values: Value of each entry.

@@ -95,12 +95,7 @@ def content_words(text: str) -> frozenset[str]:
 
 
 class FunctionCache(dict[K, V]):
-    """Cache of a function's values. It is emptied when it is full. Unlike in ``lru_cache``, a look-up does not write.
-
-    Args:
-        function: Computes a value.
-        size: Largest number of values.
-    """
+    """Cache of a function's values, emptied when it is full. Unlike in ``lru_cache``, a look-up does not write."""
 
     def __init__(self, function: Callable[[K], V], size: int = 1 << 16) -> None:
         super().__init__()
@@ -198,9 +193,6 @@ def join_words(items: Sequence[str]) -> str:
 
 class ReferenceCorpus:
     """Document frequencies of words in a reference corpus.
-
-    Args:
-        texts: Texts of the reference corpus. For an attack, these are the texts known to the attacker.
 
     Attributes:
         texts: As given.

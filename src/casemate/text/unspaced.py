@@ -73,7 +73,6 @@ class Cluster(NamedTuple):
     """The smallest indivisible part of a text.
 
     Attributes:
-        text: Its letters.
         function: Whether it belongs to a function word, such as a particle or "when".
         whole: Whether it is a word by itself: a number, a run of katakana, a word in Latin letters.
     """

@@ -53,7 +53,6 @@ class RateLimits:
     Attributes:
         requests_per_minute: Rate limit of a key that has none of its own.
         tokens_per_day: The same for its budget, in tokens.
-        concurrency: Requests in progress at once.
         concurrency_per_key: The same for one key; None: five sixths of it, so one key cannot take every slot. A key has
             at most ``FREE_SLOTS`` times as many slots as are free, so two or three keys cannot take them all either
             (dynamic thresholds: Choudhury and Hahne 1998).

@@ -55,7 +55,6 @@ class Upstream:
         tools: Arguments by tool to be guarded: the first has the query, and is recognized by its name if it is missing
             or empty. The others are passed on; the guard does not judge them. Without tools, all are guarded that are
             marked as read-only and whose argument is recognized.
-        token: Bearer token for its URL.
         variables: Environment variables for the command, besides the SDK's default ones such as PATH and HOME.
     """
 

@@ -49,7 +49,6 @@ class FeatureExtractor:
     """Extracts the features of one question for documents.
 
     Args:
-        text: The question.
         labels: Labels of the questions that documents contain (``text.stored_questions``). ``phrases`` and ``margin``
             count the rest of these documents only.
     """

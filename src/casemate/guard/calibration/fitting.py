@@ -64,11 +64,8 @@ class CalibrationSettings:
     """Settings of a calibration.
 
     Attributes:
-        tenant: Owner of the documents.
-        k: Hits in the context.
         documents: Number of probed documents: one half for the weights, the other for the recall.
         questions: Number of synthetic questions; with a log, the maximum number of logged questions.
-        seed: Of all random draws.
     """
 
     tenant: str = DEFAULT_TENANT

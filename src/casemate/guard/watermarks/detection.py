@@ -48,7 +48,6 @@ class WatermarkMatch(NamedTuple):
     """A token found in a text.
 
     Attributes:
-        token: The token.
         form: Form in which it was found, as in ``DecodedText.views``.
         errors: Letters wrong, missing or added; in a rotated token or one without vowels, those not found.
     """

@@ -48,8 +48,6 @@ class HoneyRecord:
     Attributes:
         tenant: Owner of the collection.
         source: Source name in the collection.
-        generation: Of the key.
-        number: Number within the generation, from 0.
     """
 
     tenant: str

@@ -33,7 +33,6 @@ class CorpusRegion:
 
     Attributes:
         name: Words that distinguish it.
-        chunks: Number of its chunks.
         canaries: Ids of the canaries with one of its chunks in their context.
     """
 

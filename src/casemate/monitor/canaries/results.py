@@ -69,7 +69,6 @@ class CanaryResult:
         withheld: Ids of documents that the guard withheld from the answer.
         documents: Ids of the documents in the context, best first; ``sources`` and ``scores`` (cosines) have the
             same order.
-        words: Length of the answer.
     """
 
     canary: str

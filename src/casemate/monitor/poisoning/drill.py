@@ -49,7 +49,6 @@ class DrillResult:
     Attributes:
         quarantined: How many of them the screening gate would have quarantined; None: there is no gate.
         false_unguarded: Whether the system without its guard gives the false answer.
-        false_guarded: The same with its guard.
         detected_by: Canaries that passed before and fail now.
         seconds: From planting to the end of the next run of the canaries; the wait for that run is not included.
     """

@@ -53,8 +53,6 @@ class Span:
     """One step of one request.
 
     Attributes:
-        trace: Id of the request.
-        id: Id of the span, unique in its trace.
         parent: Id of the enclosing span; empty: none.
         start: None: the export has no usable time.
         attributes: Attributes under their published names. Values are strings, numbers, lists or mappings.

@@ -28,9 +28,7 @@ class TracedQuestion:
     Attributes:
         asked: Number of its words.
         nearest: Documents nearest to it when it was recorded, best first.
-        flagged: Whether a guard flagged it.
         flagged_by: ``trace`` if the traced system's guard did, ``guard`` if this system's guard judged it.
-        words: Number of words of the answer.
         text: The question, where ``privacy.log_text`` was set.
     """
 

@@ -58,9 +58,7 @@ class CanaryBaseline:
 
     Attributes:
         fingerprint: An edited canary has another one, and so no baseline.
-        asked: Runs with a verdict.
         documents: Ids of the documents in its context in passed runs, most frequent first.
-        answers: Number of different answers in passed runs.
         digest: Digest of the most frequent answer; empty if answers are not stored.
         words: Words of the shortest and of the longest answer.
         cosine: Lowest cosine of the best expected document, or of the best retrieved one if none is expected; None if

@@ -226,12 +226,8 @@ class RunAnalysis:
     """What one run has shown.
 
     Attributes:
-        at: Time of its last result.
-        judged: Number of canaries with a verdict.
-        errors: Number of canaries without a verdict.
         many_failed: Whether too many canaries failed at once to be chance.
         p_value: Probability that chance alone makes as many canaries fail.
-        unreachable: Whether the target counts as unreachable.
         blind: Canaries without an answer for several runs although the target is reachable.
         evidence: Evidence of each canary that alarmed by its own failures.
     """

@@ -61,7 +61,6 @@ class FlakeCounts(NamedTuple):
     """Baseline counts of one canary: how often it failed although nothing was wrong.
 
     Attributes:
-        asked: Runs with a verdict.
         next_asked: Runs that followed a failed one.
         next_failed: Failed runs among these.
         repeats: Failures that were repeated within their run; ``repeats_failed`` failed again.

@@ -89,8 +89,6 @@ class CanarySummary:
     """History of one canary.
 
     Attributes:
-        judged: Runs with a verdict.
-        last: Status in the last run; None: never asked.
         recent: Its last runs, oldest first: ``P`` passed, ``F`` failed, ``E`` no verdict.
         flake_rate: Failure rate of the baseline with its 95 % interval; None without a baseline.
         assumed_flake_rate: Failure rate that the sequential test expects while nothing is wrong, from all baselines.

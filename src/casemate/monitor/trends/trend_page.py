@@ -59,7 +59,6 @@ class TrendPlots:
 
     Attributes:
         overview: Share of failures by run; None: there are no runs.
-        findings: Findings that alert, the newest first.
         plots: Canaries with a finding, the worst first.
         strips: Canaries without a finding.
         hidden: Statement about canaries that are not shown; empty if all are shown.

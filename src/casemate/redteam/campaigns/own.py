@@ -204,7 +204,6 @@ class OwnMembershipCampaign(OwnCampaign):
             `benign`.
         split: Candidates whose non-members were never indexed. The own calibration then does not depend on them, and
             the lab uses it. None: the split is drawn from the indexed documents, and the lab calibrates a copy.
-        two_worlds: Whether the two-world audit is made.
     """
 
     query_log: Sequence[str] = ()

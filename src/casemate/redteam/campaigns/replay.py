@@ -124,8 +124,6 @@ class ReplayResult:
     """What one attack achieved with questions of one author.
 
     Attributes:
-        attack: Name of the attack.
-        author: Author of the questions.
         targets: Metrics by target; None with too few trials.
         missing: Why there are too few trials, by target.
         withheld: Share of the questions about members for which the member was withheld; None if not recorded.

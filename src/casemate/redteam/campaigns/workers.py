@@ -123,12 +123,7 @@ class WorkerSpec:
 
     Attributes:
         config: The operator's configuration, and the base of its relative paths.
-        embedding: Builds the worker's embedder.
-        split: Members and non-members.
-        indexed: The indexed chunks of each member.
-        plan: Settings of the experiment.
         reader: Label of the generator that writes the answers.
-        instructions: Its instructions.
         calibrations: Folder of the lab's calibrations; None: no defense uses one.
         index: Path of the lab's index on this machine.
         files: Contents of index and calibrations by relative path; None: all workers are on this machine.

@@ -93,7 +93,6 @@ class KnowledgeGraph:
     """Entities in order of arrival, with their vectors and relations. Similar entities are merged.
 
     Args:
-        embedder: Embedder for comparing entities.
         relations: Names of all relations; a triple with another name counts as the last.
         entity_similarity: Least cosine of two entities that are merged, in (0, 1].
     """

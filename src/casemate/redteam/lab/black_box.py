@@ -80,11 +80,8 @@ class TargetSession:
     """A series of questions to one target. As a context manager it counts as one trial and yields a black box.
 
     Attributes:
-        target: The target.
         client: Client name of the question with this number, from 0.
         budget: Budget, shared by all sessions of a campaign.
-        k: Documents in a context.
-        tenant: Tenant of the documents.
         waits: Seconds to wait before each retry of an unavailable target.
         truncated: Whether the campaign's budget ended this session before the attack did.
     """

@@ -39,7 +39,6 @@ class Split:
 
     Attributes:
         members: Documents that stay in the index, in random order.
-        nonmembers: Documents left out of it, in random order.
         half: The half of each candidate by name: decision rules are fitted on one and evaluated on the other.
         dropped: Non-members left out because of a near-duplicate that stays in the index.
         fingerprint: Of all documents and their roles: equal only for splits whose results can be combined.

@@ -45,14 +45,10 @@ class ExperimentPlan:
     """Settings of an experiment.
 
     Attributes:
-        seed: Seed of all random draws.
-        k: Documents in a context.
-        tenant: Tenant of the documents.
         identity: Client names of the attacker: one for each candidate, for each question, or one for the campaign.
             With `campaign`, order matters to a guard with state: trials run one at a time, and a resumed campaign meets
             a guard that has lost its state.
         questions: Budget of the campaign, earlier runs included; None: unlimited.
-        concurrency: Trials that run concurrently.
         waits: Seconds to wait before each retry of an unavailable target.
         label: Fingerprint of everything else that results depend on: configuration, corpus, versions. Trials with
             another label are not reused.
@@ -83,7 +79,6 @@ class Trials:
         done: Finished trials by attack and target, in the order of the candidates.
         errors: Aborted attacks and the reasons. They are not judged.
         missing: Unfinished trials of the other attacks.
-        why: Why trials are missing; empty if none is.
         failed: Questions in which a defense failed.
         cost: `questions` of finished trials, questions `refused` by the target, `seconds` of this run.
     """
@@ -114,8 +109,6 @@ class WorkResult:
     """Result of a work item that ran on a worker.
 
     Attributes:
-        attack: The attack's name.
-        candidate: Source of the attacked document.
         trials: Finished trials with their exchanges, by target.
         asked: Questions asked, those of unfinished trials included.
         error: Why the attack was aborted; empty if it was not.

@@ -37,9 +37,6 @@ class CrawlPlan:
     """Settings of a crawl.
 
     Attributes:
-        seed: Seed of all random draws.
-        k: Chunks in a context.
-        tenant: Tenant of the chunks.
         questions: Budget for each target, earlier runs included; at least 1.
         clients: Client names that the attacker uses; at least 1.
         schedule: `rotate`: the clients ask in turn. `adaptive`: one asks until its replies get shorter, then the next.
@@ -69,12 +66,9 @@ class CrawlTrace:
     """The exchanges of one crawl of one target in the order of asking, and the recovered texts in that of recovery.
 
     Attributes:
-        exchanges: In the order of asking.
-        finds: Recovered texts in the order of recovery.
         resumed: Exchanges of earlier runs. A guard that keeps client state in memory had lost theirs.
         exhausted: Whether the budget ended the crawl, and not the attack.
         error: Why the crawl was aborted; empty if it was not. Earlier results count.
-        seconds: Duration of this run.
     """
 
     exchanges: tuple[Exchange, ...]

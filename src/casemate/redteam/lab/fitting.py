@@ -31,7 +31,6 @@ class DecisionRule:
     """Predicts membership by a threshold on a score.
 
     Attributes:
-        score: Scores features.
         threshold: The threshold; infinite if all predictions are equal.
         above: Whether members score above the threshold.
         accuracy: Balanced accuracy on the fitting candidates, at least 0.5.

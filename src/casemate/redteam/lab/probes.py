@@ -42,9 +42,7 @@ class ProbeTrial(NamedTuple):
         control: Whether the reader follows the instruction of the user.
         retrieved: Whether the injected document was in the context, guard off.
         off: Whether the effect shows with the injected document, guard off.
-        on: The same, guard on.
         suspicious: Whether screening finds the injected document suspicious.
-        failed: Whether a defense failed.
     """
 
     baseline: bool | None = None

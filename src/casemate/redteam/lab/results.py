@@ -40,9 +40,7 @@ class Trial:
 
     Attributes:
         candidate: Source of the attacked document.
-        member: Whether it was in the index.
         features: Measurements of the attack; higher indicates membership.
-        questions: Questions asked.
         hidden: Questions in which the guard withheld the candidate; 0 with the guard off.
         flagged: Questions in which the guard withheld any document or changed the answer.
     """
@@ -60,8 +58,6 @@ class MembershipMetrics:
     """Success of one membership attack against one target. A `Estimate` has its 95 % interval; None: too few trials.
 
     Attributes:
-        members: Candidates in the index.
-        nonmembers: Candidates held out of it.
         auc: Area under the ROC curve, in [0, 1]; 0.5 is chance, closer to 0.5 is better.
         adjusted_accuracy: max(acc, 1 - acc) - 0.5 at thresholds fitted on the other half, in [0, 0.5]; lower is better.
         tpr_at_1: True positive rate at a 1 % false positive rate, in [0, 1]; lower is better.
@@ -93,8 +89,6 @@ class AttackResult:
     """One membership attack, guard off against guard on.
 
     Attributes:
-        name: The attack's name.
-        paper: Source of the attack.
         backend: Models that the attack used, or `deterministic`.
         off: Metrics against the bare system; None: not run.
         on: Metrics against the guarded system; None: not run.
@@ -154,8 +148,6 @@ class ExtractionResult:
     variance between crawls with different seeds is not included.
 
     Attributes:
-        questions: Questions asked.
-        chunks: Chunks in the collection.
         segments: Distinct texts compared with them.
         crr: Chunk recovery rate (RAGFort): share of chunks with a segment of ROUGE-L F1 > 0.5 and cosine > 0.85.
         crr_recall: The same with ROUGE-L recall > 0.5. A different measure: either may be larger.
@@ -177,12 +169,8 @@ class ExtractionResult:
         touched: Questions in which a defense withheld something or changed the answer, according to the verdicts.
         alarms: Questions in which each defense raised an alarm. Higher is better.
         first_alarm: Number of the first question with an alarm; None: no alarm. Lower is better.
-        failed: Questions in which a defense failed.
         finds: Texts that the attack attributes to the collection. They are the operator's data.
         first_recovered: Number of the question that recovered each chunk, by chunk id; operator's data, as `finds`.
-        resumed: See `CrawlTrace`.
-        exhausted: See `CrawlTrace`.
-        error: See `CrawlTrace`.
     """
 
     questions: int
@@ -218,11 +206,7 @@ class Crawl:
     """One extraction attack against one or several targets.
 
     Attributes:
-        attack: The attack's name.
-        paper: Source of the attack.
-        seed: Seed of all random draws.
         budget: Questions the attack could ask.
-        clients: Client names that shared the questions.
         embedder: Fingerprint of the embedder used for cosines.
         by_target: Metrics by target, `off` and `on`.
         crr_drop: CRR off minus on, from paired resamples of chunks; None unless both were run. Higher is better.
@@ -265,16 +249,11 @@ class ExtractionSide:
     """Volume of text that a crawl returned from one target. Contains no text; needs no reference collection.
 
     Attributes:
-        questions: Questions asked.
         answered: Share of questions answered with anything but a refusal; None: none was asked.
         refused: Questions that the target rejected.
         said: Words in all replies.
         texts: Distinct texts that the attack attributes to the collection.
-        words: Words in these texts.
         vocabulary: Distinct words in these texts, in lower case.
-        resumed: See `CrawlTrace`.
-        exhausted: See `CrawlTrace`.
-        error: See `CrawlTrace`.
     """
 
     questions: int
@@ -294,8 +273,6 @@ class BenignReplay:
     """Effect of the guard on benign sessions. Lower is better.
 
     Attributes:
-        sessions: Sessions replayed.
-        questions: Questions in all sessions.
         alarmed: Share of sessions in which a defense raised an alarm; None: no session.
         alarms: Sessions in which each defense raised an alarm.
         touched: Questions in which a defense withheld something or changed the answer, according to the verdicts.
@@ -318,7 +295,6 @@ class Utility:
 
     Attributes:
         source: Origin of the questions: logged or synthetic.
-        questions: Number of questions.
         flagged: Share of questions with a document withheld, in [0, 1]. None: not observable.
         answer_changed: Share of answers that changed, in [0, 1]. Of an external target: share of questions that the
             bare system answers and the guarded one does not.
@@ -356,17 +332,13 @@ class RedactedExchange:
     """One question of an attack and the reply, redacted: words outside the template are replaced by their number.
 
     Attributes:
-        question: The question.
         reply: The reply as the client sees it.
         answered: Whether the reply is neither empty nor a refusal.
         in_context: Whether the candidate was in the generator's context; None: no context was reported.
         hidden: Aliases of sources of which the guard withheld documents, at most ten.
-        hidden_count: Number of these sources.
         reasons: Decisions of the defenses that flagged the question.
-        failed: Whether a defense failed.
         refused: Whether the target rejected the question.
         recovered: Aliases of sources of which a crawl's question recovered new chunks, at most ten.
-        recovered_count: Number of these chunks.
         context: Aliases of the sources in the context of a crawl's question, at most ten.
     """
 
@@ -391,7 +363,6 @@ class SessionSide:
     Attributes:
         guess: Whether the attack decided for membership, by a rule fitted on other candidates; None: too few trials.
             Of a crawl: whether the question recovered new chunks; None: the collection is unknown.
-        questions: Questions asked.
         hidden: Questions in which the guard withheld the candidate.
         flagged: Questions in which the guard withheld any document or changed the answer.
     """
@@ -407,7 +378,6 @@ class AttackSession:
     """One attack on one candidate, or one question of a crawl, against all targets.
 
     Attributes:
-        attack: The attack's name.
         candidate: Alias of the attacked document; of a crawl: the number of the question, in words.
         member: Whether the document is in the index; None: a question of a crawl.
         sides: Results by target, `off` and `on`.
@@ -427,9 +397,6 @@ class Check:
 
     Attributes:
         name: The requirement, in words.
-        status: Its outcome.
-        value: Measured value.
-        limit: Allowed value.
         why: One sentence: the meaning of the outcome, or why there is none.
         attack: The attack concerned, or empty.
         owasp: Ids of the OWASP Top 10 for LLM Applications.
@@ -453,9 +420,7 @@ class ProbeResult:
     Questions whose answer shows the effect without any injected document are excluded from all other shares.
 
     Attributes:
-        attack: The attack's name.
         variant: The effect that the instruction asks for.
-        paper: Source of the attack.
         questions: Questions that the other shares are based on.
         baseline: Share of all questions whose answer shows the effect without an injected document.
         control: Share of questions in which the reader follows the same instruction, given by the user.
@@ -489,13 +454,10 @@ class PersonalDataResult:
     """Personal data in answers to ordinary questions, except values that the question contains. Lower is better.
 
     Attributes:
-        finder: The finder's name.
-        questions: Questions asked.
         off: Share of answers with personal data, guard off, with its 95 % interval.
         on: The same with the guard on.
         kinds: Values by kind, by target, `off` and `on`; never the values.
         recognized: How many of some examples the finder recognizes. None of them: it may not work.
-        examples: Number of examples.
         failed: Questions in which a defense failed.
     """
 
@@ -517,10 +479,7 @@ class CampaignResult:
         id: Id of this run.
         at: End of the run, ISO 8601 with offset.
         status: The worst status of all checks.
-        attacks: Results of membership attacks.
         utility: Cost of the guard on benign questions; None: not measured.
-        audit: Result of the two-world audit; None: not made.
-        checks: All checks.
         not_tested: Limits of the campaign, one sentence each.
         simulated: Parts that replaced real ones, one sentence each.
         evidence: Seed, versions, fingerprints of configuration and corpus, sizes of the split.

@@ -33,12 +33,10 @@ class Exchange(NamedTuple):
     """One question and its reply, with what only the operator sees.
 
     Attributes:
-        question: The question.
         reply: The reply as the client sees it.
         context: Ids of the documents in the generator's context.
         hidden: Ids of the documents that the guard withheld.
         withheld: Whether an enforced verdict withheld something or changed the answer.
-        failed: Whether a defense failed.
         refused: Whether the target rejected the question, for example as too long. The reply is then empty.
         alarms: Defenses that flagged the question.
         reasons: The decision of each of these defenses in a few words, with score and threshold.

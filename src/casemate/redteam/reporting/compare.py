@@ -43,8 +43,6 @@ class ReportDiff:
         settings: Changes that make metrics incomparable: seed, split, corpus, an attack's backend or strength.
         worse: Metrics that are worse beyond the intervals, and checks that fail now.
         better: Metrics that are better beyond the intervals, and failed checks that pass now.
-        appeared: Results that only the new campaign has.
-        disappeared: Results that only the baseline has.
         notes: Versions, configuration and other evidence, which comparisons vary on purpose.
         compared: Number of metrics and checks that both have.
     """

@@ -35,8 +35,6 @@ class Requirement:
     """One item of a standard, and its relation to the checks.
 
     Attributes:
-        standard: The document.
-        item: Number in the document.
         title: Title of the item; for a long text, its subject.
         evidence: What a report contributes, in one sentence.
         techniques: ATLAS ids of the checks that concern it.
