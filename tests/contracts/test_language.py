@@ -52,7 +52,6 @@ EXEMPT_FILES = {
     "text/refusal_words.py": "word lists of the refusal detector",
     "gateway/api/conversation.py": "list of pronouns",
     "redteam/crawling/common_words.py": "word lists of an attacker",
-    "demo/cases.py": "texts of the sample corpus",
     "demo/clinic.py": "texts of the sample corpus",
 }
 EXEMPT_SECTIONS = {"CHANGELOG.md": "## Renames of the architecture redesign"}

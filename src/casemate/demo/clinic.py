@@ -1,4 +1,11 @@
-"""A fictional clinic: hand-written policy pages and seeded case notes."""
+"""A fictional clinic: hand-written policy pages and seeded case notes.
+
+Case notes are made from the phrases in ``notes``. In ``families.txt``, a family of complaints starts with ``# name;
+department; ages; sexes; setting``; ``key:`` opens a field whose items stand between `` / ``. ``on`` holds past-tense
+phrases without a subject, ``ctx`` sentences, ``plan`` and ``adv`` imperatives, other fields noun phrases.
+``people.txt`` has such fields about persons. ``layouts.txt`` has the kinds of notes: ``== patients style``, and
+``@you`` where the speaker changes. ``[a|b]`` is a choice, ``{4-9}`` a random number, ``{his}`` a slot.
+"""
 
 import random
 import re
@@ -7,9 +14,8 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from casemate.demo.cases import FAMILIES, PEOPLE, PRONOUNS, SHORTHAND
-
 PAGES = Path(__file__).with_name("pages")
+NOTES = Path(__file__).with_name("notes")
 WORDS = (110, 220)  # shortest and longest case note
 
 BENIGN_QUESTIONS: tuple[str, ...] = (
@@ -39,166 +45,26 @@ BENIGN_QUESTIONS: tuple[str, ...] = (
     "How is a child with a painful infected ear generally treated here?",
 )
 
-LAYOUTS = """\
-== any plain
-# {record} - {dept}\n
-[{date}, {time}, {doc}|Contact of {date} with {doc}|Seen {date} by {doc}]\n
-S: [{Aged} {job}, {init}, who {on}.|{Init}, {job}, {age}. {On}.|{On}: so begins the account of {init}, \
-{age}, {job}.] {ctx} [{life}|{ctx}] [Also reports|Background:|On file:] {pmh} and {also}. {life}\n
-O: [{Ex} and {ex}.|{Ex}; {ex}; {ex}.|Found today: {ex}, {ex}.] {Obs} [Results:|Tests:|Measured:] {lab}, \
-{lab}[, {lab}|].\n
-A: [{Dx}[, in all likelihood|, fairly typical|].|Working diagnosis {dx}.|Most in keeping with {dx}.]\n
-[P: {Rx}. {Plan}. {Adv}. Back in {weeks} weeks.|P: 1) {plan} 2) {rx} 3) {adv} 4) {plan}|P: {Plan}; {rx}. \
-{He} {was} told to {adv}.]
-== any plain
-[Dear|To] {doc2},\n
-[re|concerning|about] {init}, {record}, [aged {age}|{age} years old], of {town}\n
-[Thank you for agreeing to see|I should be grateful for your opinion on|May I send you] this {job}[, well \
-known to me|], who {on}. {ctx} {life} [Past history is {pmh}, besides {also}.|The record lists {pmh}; \
-further {also}.] [When I examined {him} on {date} I found|My examination of {date} showed] {ex}, {ex} and \
-{ex}. [We measured|Results so far:] {lab} and {lab}.\n
-[My impression is of|To my mind this is|I have called it] {dx}[, though I would value a second view|]. I \
-have [begun|ordered] {rx} and [asked|told|encouraged] {him} to {adv}. [Could you please|Would you be so kind \
-as to] {plan}? {life}\n
-[With kind regards,|Yours sincerely,|Best wishes from Alder House,] {doc}
-== any plain
-TELEPHONE CONTACT [{date} {time}|at {time} on {date}], [taken|answered] by Sister {last}. [File|Record] \
-{record}.\n
-[The voice belonged to {caller}.|{Caller} rang.|Call from {caller}[, line crackling|].] Matter: {aged} {job} \
-({init}) {on}. {ctx} [{ctx}|{life}] I asked about [earlier illness|the past] and heard of {pmh}; also \
-{also}.\n
-[I read out the results|The last values were on my screen]: {lab}, {lab}. At the visit {doc} had noted {ex} \
-and {ex}, and [had put it down to|had called it] {dx}. {life}\n
-Agreed [before we hung up|after ringing {doc} back]: {rx}. [I repeated twice:|Please] {adv}. {Adv}. We \
-[will|are to] {plan}. [Call lasted {6-19} minutes.|Caller repeated everything correctly.|It rang off in \
-mid-sentence.]
-== ward plain
-# Discharge summary\n
-**Patient** {init}, {age}, {job} | **Record** {record} | **[Kestrel|Heron] ward**, {3-9} days to {date}\n
-**[Reason for admission|Why admitted]** {He} {on}. {ctx}\n
-**[Diagnosis|Main problem]** {Dx}. **[Other conditions|Besides]** {Pmh}; {also}.\n
-**Findings** {Ex}; {ex}. [Key results|Values]: {lab}; {lab}; {lab}.\n
-**[Course|What happened here]** [Treated with|Improved on] {rx}[, then {rx}|]. [The second night was rough, \
-the third calm.|Recovery was [brisk|uneventful|slower than hoped].|Appetite and humour returned on day \
-{2-4}.] {life} {life}\n
-**[For the family doctor|Please]** {Plan}. {Plan}. **Told to the patient** {Adv}; {adv}. Signed {doc}
-== any terse
-TRIAGE {date} {time} [RN|nurse] {last} / {record} / category [2|3|4]\n
-[Pt|Presenting]: {init} {age} {job}, {escort}. {On}. {ctx} Distress {3-9} of 10. [Walked in|Wheelchair|\
-Carried over the threshold].\n
-Hx {pmh}, {also}. [Tetanus up to date.|Last ate {2-7} hours ago.|Meds in a carrier bag.] {life}\n
-Obs: {obs} {ex}; {ex}. Quick tests: {lab}, {lab}.\n
-[?{dx}|Looks like {dx}|Prob {dx}]. [{doc} informed {time}|Seen by {doc} at {time}]: {rx}; {rx}. To do: \
-{plan}, {plan}. [Safety net|Told]: {adv}, {adv}. {life} [Moved to cubicle {2-9}.|Waits by the fish \
-tank.|Blanket and tea given.]
-== any plain
-Home visit, {street} in {town}, {date}. {record}.\n
-[The stairs were steep and the dog suspicious.|Fog on the lane, so I arrived on foot.|A lamp burned in the \
-porch.|I was shown into the kitchen, where soup was on.|The front door stood open.] {Init}, {aged} {job}, \
-received me [on the sofa|in bed|at the table]. {He} {on}, I was told. {ctx} {ctx} {life}\n
-[By torchlight and touch|Examining {him} where {he} {was}], I noted {ex}, {ex} and {ex}. [From the bag of \
-old letters|The record adds]: {pmh}; {also}. [Blood taken on the spot later gave|Values from the lab next \
-day:] {lab} and {lab}.\n
-[It all points to|Hence] {dx}. I left [a prescription for|instructions for] {rx}, and [made {him} promise \
-to|begged {him} to] {adv}. [My office|Our desk] will {plan}. {life} [No reason for hospital tonight.|I shall \
-drive by again.] {Doc}
-== adult plain
-@you
-Harrowgate Valley Clinic, {dept}, {date}. Our reference: {record}\n
-[Dear Patient {init},|Good day, {init},]\n
-[this letter sums up our talk|as promised, here is what we found] on {weekday}. You came because you {on}. \
-{ctx} You also mentioned {pmh} and {also}. [For {ajob} you told it very clearly.|You said that {ajob} cannot \
-simply rest.|I have rarely met {ajob} so well prepared.] {life}\n
-[What the examination showed:|On looking you over I found] {ex}, and {ex}. [Your values:|In figures:] {lab}; \
-{lab}; {lab}. [In plain words|Put simply], we call this {dx}. [It is common and it is treatable.|I know that \
-this word can frighten.|You are not to blame.]\n
-[The treatment we chose is|You were given] {rx}. [Please|It would help to] {adv}. [And one more \
-thing:|Also:] {adv}. On our side we shall {plan}[, and {plan}|]. [Ring extension 200 with any \
-question.|Bring this sheet along.] {Doc}
-== any plain
-[SBAR handover|Handover sheet], {date}, {time}, from {last} to {doc}\n
-Situation - {aged} {job}, {init} ({record}), {on}. [Stable now.|A worry.|Please look within the hour.]\n
-Background - {Pmh}. {Also}. {ctx} {life}\n
-Assessment - {Ex}; {ex}; {ex}. {Obs} Numbers: {lab}, {lab}, {lab}. [We think|The team thinks] {dx}.\n
-Recommendation - [continue|give] {rx}; {plan}; {plan}. [{His} relatives know.|Nobody has been rung yet.] \
-[Remind {him} to|{He} {was} reminded to] {adv}. {life} [Read back and confirmed.|Questions: none.|Bleep me \
-on {20-79}.]
-== any terse
-{date} | {record} | {doc}\n
-{init} {age} {job}. {On}. {ctx} {life}\n
-PMH {pmh}. {Also}.\n
-o/e {ex}, {ex}, {ex}. {obs} Ix {lab}, {lab}, {lab}.\n
-Imp: {dx}. [Discussed with {doc2}, agrees.|DDx gone through, nothing sinister.|Not keen on admission.] \
-{life}\n
-Rx {rx}. {Rx}. Adv: {adv}; {adv}. [Will|To] {plan}. [f/u {weeks} weeks|rv {weeks} weeks|see again if no \
-better in {weeks} weeks]. {life}
-== adult plain
-@I
-Message in the patient portal, {date}, {time}, account {record}\n
-"[Hello|Good evening|Dear team|To whoever reads this], [sorry to bother you|I hope this is the right form|I \
-was not sure whether to write]. I am {age}, {ajob}[ from {town}|], and I {on}. {ctx} {ctx} In case it \
-matters, you have on file: {pmh}, and {also}. {life} {life} [What should I do?|Is this dangerous?|Do I need \
-to come in?|Can it wait until {weekday}?] {Init}"\n
-@you
-Answer by {doc} [the same day|the next morning]: [Thank you for writing.|It was right to ask.] At your visit \
-we saw {ex} and {ex}, and the laboratory gave {lab} and {lab}. That fits {dx}. [Your pharmacy has an order \
-for|What I suggest is] {rx}. Until we meet, {adv}; and {adv}. We shall {plan}.
-== any plain
-(Dictated by {doc} on {date}, typed by {last}, not proof-read. {record}.)\n
-{Init} is {aged} {job} [whom I met|seen] in {dept} today full stop. {He} {on}. {ctx} {life} There is a \
-history of {pmh}, and of {also}. {ctx} Going on to the examination, {ex}, {ex}, [new line, sorry, no new \
-line,|and then] {ex}. {Obs} The investigations read {lab}, {lab} and {lab}. [So, summing up,|In conclusion] \
-this will be {dx}. I have put {him} on {rx}[, and later perhaps {rx}|]. {He} {was} advised to {adv}. [Would \
-the secretary please note that we are to {plan}.|The front desk should {plan}.] {life} End of dictation[, \
-thank you|].
-== ward terse
-WARD ROUND day {2-6}, {date}, [Kestrel|Heron] bed {2-29}, {doc} with {last}. {record}\n
-{init}, {age}, {job}; came in because {he} {on}. {ctx}\n
-Night: [slept {3-7} hours|two buzzers|quiet]. {Ex}. {Ex}; {ex}. {life}\n
-Charts: {lab}; {lab}; {lab}; {obs} Known {pmh}, {also}.\n
-Problem list: 1 {dx}, 2 [constipation since admission|sore drip site|poor appetite|a noisy neighbour], 3 \
-[going home to {town}|who feeds the cat].\n
-Jobs: {plan} [(intern)|(today)]. {Plan}. Drugs: {rx}, {rx}. [Physio|Sister] to explain: {adv}; {adv}. {life}
-== any plain
-Case conference {date}, room A{10-29}. [Present|Round the table]: {doc}, {doc2}, Sister {last}, {last} \
-(pharmacy).\n
-{last} presented {record}: {init}, {age}, {job}, who {on}. {ctx} {life}\n
-{doc2} asked about the past; there is {pmh}, and {also}. {doc} reported {ex}, {ex} as well as {ex}. On the \
-screen: {lab}, {lab}, {lab}.\n
-[Nobody doubted|After some to and fro the group settled on|Two of three voted for] {dx}. [One view was to \
-watch and wait.|Cost was raised.|The pharmacist warned about interactions.] [Decision|Agreed]: {rx}; {plan}; \
-{plan}. {last} will [explain it|sit down with {him}] and stress one point: {adv}. {life}
-== any plain
-[Review after {weeks} weeks|Second visit|Follow-up], {date}, {dept}, {doc}, {record}\n
-[To recall|In short]: {init} ({age}, {job}) {on}; we diagnosed {dx}. {ctx}\n
-[Things are [roughly half|two thirds|a good deal] better.|No real change so far.|Better, then worse, now \
-better again.|"A different person," they say at home.] {life} {life} [Side effects: none.|A dry mouth is the \
-price.|Two doses were forgotten.] Still on {rx}.\n
-[Today|At this visit] {ex}; {ex}. {Obs} Compared with last time: {lab}, {lab}[, {lab}|]. [Unchanged in the \
-background|As before]: {pmh}, {also}.\n
-[Next|From here]: {plan}. [We add|New:] {rx}. {He} {was} [praised, and asked again to|once more urged to] \
-{adv}. {Plan}.
-== adult plain
-MEDICATION REVIEW by pharmacist {last}, [room A03|by video], {date}, {record}\n
-{Init} ({age}) emptied a [shoe box|sponge bag|biscuit tin] onto the table: {5-14} packets, {2-4} expired. \
-Occupation: {job}. The story behind it: {he} {on}. {ctx} {life}\n
-[Known|Relevant] conditions: {dx}; {pmh}; {also}. Values I used: {lab}, {lab}, {lab}. {doc}'s notes mention \
-{ex}.\n
-| item | [comment|verdict] |
-| {rx} | [keep|continue, take with food|right dose, wrong hour] |
-| {rx} | [clarify with {doc}|new, explained with the leaflet|watch for dizziness] |
-| [St John's wort|grandmother's drops|magnesium from the market] | stop |\n
-Talked over: {adv}. {Adv}. To {doc}: please {plan}. {life}
-== any plain
-Student clerking ([third|fourth] year, {first} {last}), checked by {doc}, {date}, {record}\n
-I [had the pleasure of meeting|talked for {20-50} minutes with] {init}, {aged} {job}. [Main concern:|\
-In {his} own words,] {he} {on}. {ctx} {ctx} [I forgot to ask about allergies at first and went back.|A good \
-historian.|The story came out in loops.] Past: {pmh}; {also}. Social: {life} {life}\n
-Examination (supervised): {ex}; {ex}; {ex}. Numbers I looked up: {lab}; {lab}.\n
-My differential starts with {dx}, [because the picture fits|which Dr {last} accepted]. I would treat with \
-{rx}, {plan}, and tell {him} to {adv}. [Learning point: look before you listen.|Feedback: present more \
-briefly.|To read up: the dose.]
-"""
+PRONOUNS = {
+    "f": {"he": "she", "him": "her", "his": "her", "was": "was"},
+    "m": {"he": "he", "him": "him", "his": "his", "was": "was"},
+    "I": {"he": "I", "him": "me", "his": "my", "was": "was"},
+    "you": {"he": "you", "him": "you", "his": "your", "was": "were"},
+}
+
+SHORTHAND = (  # abbreviations of a hurried author: pattern and replacement
+    (r"\b[Tt]he |\b[Aa]n? (?=[a-z])", ""),
+    (r"(?<=[.:] )(He|She) (?!had )", ""),
+    (r" and ", " & "),
+    (r"\b[Ww]ith ", "w/ "),
+    (r"\btwice daily", "bd"),
+    (r"\b(three times|thrice) daily", "tds"),
+    (r"(?<!times )(?<!twice )(?<!thrice )\b(once )?daily", "od"),
+    (r"\bat night\b|\bnightly|\bat bedtime", "nocte"),
+    (r"(?<=\d) weeks", "/52"),
+    (r"(?<=\d) days", "/7"),
+    (r"(?<=\d) months", "/12"),
+)
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _SLOT = re.compile(r"\{([^{}]+)\}")
@@ -269,9 +135,14 @@ def _fields(text: str) -> dict[str, list[str]]:
 
 
 @cache
+def _people() -> dict[str, list[str]]:
+    return _fields((NOTES / "people.txt").read_text("utf-8"))
+
+
+@cache
 def _families() -> tuple[_Family, ...]:
     made = []
-    for block in FAMILIES.split("\n# ")[1:]:
+    for block in (NOTES / "families.txt").read_text("utf-8").removeprefix("# ").split("\n# "):
         title, text = block.split("\n", 1)
         _, dept, ages, sexes, setting = title.split("; ")
         low, high = ages.split("-")
@@ -282,7 +153,7 @@ def _families() -> tuple[_Family, ...]:
 @cache
 def _layouts() -> tuple[_Layout, ...]:
     made = []
-    for block in LAYOUTS.split("== ")[1:]:
+    for block in (NOTES / "layouts.txt").read_text("utf-8").split("== ")[1:]:
         title, text = block.split("\n", 1)
         fit, style = title.split()
         before, *spoken = re.split(r"^@(\w+)\n", text, flags=re.MULTILINE)
@@ -294,7 +165,7 @@ def _layouts() -> tuple[_Layout, ...]:
 def _person(family: _Family, record: str, rng: random.Random) -> tuple[str, dict[str, str]]:
     """Draw a patient's sex and the slots that stay the same throughout a note."""
     sex, age = rng.choice(family.sexes), rng.randint(*family.ages)
-    job = rng.choice(_fields(PEOPLE)["job"])
+    job = rng.choice(_people()["job"])
     if family.child:
         job = "pupil" if age > 5 else "nursery child"
     elif age > 66:
@@ -320,9 +191,9 @@ def _person(family: _Family, record: str, rng: random.Random) -> tuple[str, dict
 
 
 def _draft(family: _Family, layout: _Layout, record: str, rng: random.Random) -> str:
-    people = _fields(PEOPLE)
+    people = _people()
     if family.child:
-        people |= {key[3:]: items for key, items in people.items() if key.startswith("kid")}
+        people = people | {key[3:]: items for key, items in people.items() if key.startswith("kid")}
     pools = {key: rng.sample(items, len(items)) for key, items in (people | family.phrases).items()}
     sex, fixed = _person(family, record, rng)
     teller = _Teller(rng, fixed, pools)
