@@ -23,7 +23,7 @@ from casemate.demo.clinic import case_notes
 from casemate.demo.sample import SampledCorpus
 from casemate.errors import DataError
 from casemate.monitor.poisoning import scoring
-from casemate.redteam.campaigns.run_directory import campaign_lock
+from casemate.redteam.campaigns.pipeline import campaign_lock
 from casemate.runtime.file_lock import LockHeld
 from casemate.types import Document
 from tests.fakes import LongTexts

@@ -35,12 +35,11 @@ from casemate.rag.question_file import questions_in
 from casemate.redteam.campaigns.external import ExternalExtractionCampaign, ExternalMembershipCampaign
 from casemate.redteam.campaigns.external_targets import is_external, override_targets
 from casemate.redteam.campaigns.own import OwnExtractionCampaign, OwnMembershipCampaign
-from casemate.redteam.campaigns.pipeline import Campaign, validate_plan
+from casemate.redteam.campaigns.pipeline import Campaign, campaign_lock, validate_plan
 from casemate.redteam.campaigns.probe import OwnProbeCampaign
 from casemate.redteam.campaigns.promptfoo import NO_MODEL, PromptfooExport, judge_results
 from casemate.redteam.campaigns.replay import read_recorded
 from casemate.redteam.campaigns.replay import replay as replay_recorded
-from casemate.redteam.campaigns.run_directory import campaign_lock
 from casemate.redteam.lab.capabilities import ATTACKS, CHECKS, UNMET_REASONS
 from casemate.redteam.lab.results import CampaignResult, CheckStatus, load_result
 from casemate.redteam.reporting.compare import ReportDiff, compare_results, conclusion, render_diff_text

@@ -37,7 +37,7 @@ from casemate.protocols import Embedder, EmbedderProxy, MembershipAttack, Progre
 from casemate.rag.chunking import split_document
 from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.own import OwnExtractionCampaign, OwnMembershipCampaign
-from casemate.redteam.campaigns.run_directory import campaign_lock
+from casemate.redteam.campaigns.pipeline import campaign_lock
 from casemate.redteam.campaigns.workers import TargetFactory
 from casemate.redteam.lab.datasets import Split
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan

@@ -24,7 +24,7 @@ from casemate.protocols import Steps
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
 from casemate.redteam.campaigns.own import OwnMembershipCampaign
-from casemate.redteam.campaigns.run_directory import campaign_lock
+from casemate.redteam.campaigns.pipeline import campaign_lock
 from casemate.redteam.lab.datasets import Split, draw_split, read_documents
 from casemate.redteam.lab.results import CampaignResult
 from casemate.system import App

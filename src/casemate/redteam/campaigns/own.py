@@ -36,6 +36,7 @@ from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.extraction import ExtractionRunner
 from casemate.redteam.campaigns.membership import MembershipRunner, build_attacks
 from casemate.redteam.campaigns.pipeline import (
+    INDEX,
     RUN,
     SIMULATED_READER,
     Campaign,
@@ -43,7 +44,6 @@ from casemate.redteam.campaigns.pipeline import (
     TargetSystem,
     configured_attacks,
 )
-from casemate.redteam.campaigns.run_directory import INDEX
 from casemate.redteam.campaigns.workers import TargetFactory, WorkerSpec, calibration_files, read_files, run_on_cluster
 from casemate.redteam.lab import datasets
 from casemate.redteam.lab.benign import benign_questions, measure_utility, replay_benign_sessions

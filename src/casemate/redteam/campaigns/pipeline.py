@@ -10,7 +10,17 @@
 5. **judge**: turns measurements into checks, and checks into one `CampaignResult`.
 6. **write**: renders the result as HTML, JSON, JUnit and SARIF.
 
-Campaigns in one folder exclude each other by a lock, and each has a directory of its own (see `run_directory`).
+Campaigns in one folder exclude each other by a lock, and each has a directory of its own:
+
+    redteam.folder/
+      campaign.lock          held while a campaign runs; a second campaign fails at once
+      campaigns.db           finished trials and cached replies of all campaigns, by fingerprint
+      calibration-*/         calibrations of the lab's guard, by fingerprint
+      runs/NAME/             one campaign: the lab's index, and its reports
+      report.*, crawl.*      the newest reports of the operator's system; without one, of any target
+      targets/NAME/          the newest reports of one external target
+
+A campaign that is repeated or resumed has the same directory, because the name is a fingerprint of the campaign.
 
 Path of an attack's question: `Campaign.run`, `MembershipRunner.execute`, `Experiment.run`, `Experiment._attack`,
 `Experiment._attempt`, `MembershipAttack.run`, `TargetSession.ask`, `Target.ask`. Calls go down only: campaigns,
@@ -40,11 +50,12 @@ from casemate import plugins
 from casemate.config import Config, PluginSpec
 from casemate.errors import BackendError, ConfigError
 from casemate.protocols import Steps
-from casemate.redteam.campaigns.run_directory import RUNS, campaign_lock, open_run_directory
 from casemate.redteam.lab.judge import worst_status
 from casemate.redteam.lab.results import CampaignResult, Check, CheckStatus
 from casemate.redteam.lab.store import CampaignStore
 from casemate.redteam.reporting.files import CRAWL, PROBE, REPORT, write_report
+from casemate.runtime.file_lock import exclusive_lock
+from casemate.runtime.files import write_error
 from casemate.text.output_transforms import TRANSFORMS
 
 SIMULATED_READER = (
@@ -53,6 +64,7 @@ SIMULATED_READER = (
 )
 SCRIPTED_ATTACKS = "The attacks' questions were written by script, without a language model."
 COMPLETED = "The target answered until the end"
+RUNS, INDEX = "runs", "index.db"
 RUN = "run"  # key of `CampaignResult.evidence`: the campaign's directory
 
 
@@ -76,6 +88,16 @@ def configured_attacks(config: Config, stem: str) -> tuple[PluginSpec, ...]:
     """The configured attacks of a kind of campaign."""
     section = config.redteam
     return {REPORT: section.attacks, CRAWL: section.crawl.attacks, PROBE: section.probe.attacks}[stem]
+
+
+def campaign_lock(folder: Path, purpose: str) -> AbstractContextManager[None]:
+    """Reserves `redteam.folder` for a campaign for the duration of the block.
+
+    Raises:
+        LockHeld: If another campaign runs there. The message names its process and purpose.
+        BackendError: If the folder cannot be written.
+    """
+    return exclusive_lock(folder / "campaign.lock", purpose, "set redteam.folder to another folder")
 
 
 class TargetSystem:
@@ -223,8 +245,22 @@ class Campaign(ABC):
         return resources.enter_context(CampaignStore(self.folder / "campaigns.db"))
 
     def open_directory(self, fingerprint: str) -> Path:
-        """The directory of the campaign with this fingerprint."""
-        return open_run_directory(self.folder, f"{self.stem}-{fingerprint[:12]}")
+        """The directory of the campaign with this fingerprint, created if missing. Requires the `campaign_lock`.
+
+        The lab's indexes of other campaigns are deleted: copies that the next run of their campaign makes again.
+
+        Raises:
+            BackendError: If the folder cannot be written.
+        """
+        directory = self.folder / RUNS / f"{self.stem}-{fingerprint[:12]}"
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for file in (self.folder / RUNS).glob(f"*/{INDEX}*"):
+                if file.parent != directory:
+                    file.unlink(missing_ok=True)
+        except OSError as error:
+            raise write_error(directory, error) from error
+        return directory
 
     def _judge(self, prepared: Preparation, interruption: str, seconds: float) -> CampaignResult:
         """The runner's judgment with everything that all campaigns report alike."""

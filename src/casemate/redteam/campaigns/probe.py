@@ -25,8 +25,7 @@ from casemate.plugins import build
 from casemate.protocols import Index, InjectionAttack, PersonalDataFinder, Progress, Steps, Target
 from casemate.rag.index_copy import copy_index
 from casemate.redteam.campaigns.own import OwnCampaign, OwnSystem
-from casemate.redteam.campaigns.pipeline import AttackRunner, Preparation
-from casemate.redteam.campaigns.run_directory import INDEX
+from casemate.redteam.campaigns.pipeline import INDEX, AttackRunner, Preparation
 from casemate.redteam.campaigns.workers import TargetFactory
 from casemate.redteam.lab.benign import benign_questions
 from casemate.redteam.lab.judge import OFF, ON, defense_check

@@ -29,7 +29,7 @@ from casemate.plugins import build
 from casemate.protocols import CalibratedDefense, Embedder, EventStore, Index, Target
 from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.membership import build_attacks
-from casemate.redteam.campaigns.run_directory import INDEX
+from casemate.redteam.campaigns.pipeline import INDEX
 from casemate.redteam.lab.caching import CachedGenerator, ReplyBuffer
 from casemate.redteam.lab.datasets import IndexedSource, Split
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, RunOnWorkers, WorkItem, WorkResult
