@@ -17,7 +17,7 @@ from casemate.errors import BackendError, ConfigError, DataError
 from casemate.guard.client_state import crawl_evidence
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.monitor import enforcement
-from casemate.monitor.enforcement import GuardModeSync, read_preview
+from casemate.monitor.enforcement import SettingsSync, read_preview
 from casemate.monitor.poisoning.quarantine import SCREENING_KIND
 from casemate.types import Event, Query
 from tests.fakes import Memory, Parrot
@@ -264,7 +264,7 @@ class TestSwitch:
         monkeypatch.chdir(tmp_path)
         app = make_app(tmp_path, defenses=[])
         app.guard.enforce = False
-        follower = GuardModeSync(app)
+        follower = SettingsSync(app)
         follower.sync()
         assert app.mode == "observe"
         enforcement.switch(app.store, tmp_path / "none.yaml", "enforce", "me")
@@ -282,7 +282,7 @@ class TestSwitch:
         app = replace(make_app(tmp_path, defenses=[]), config=configuration.read(file))
         enforcement.switch(app.store, tmp_path / "none.yaml", "observe", "me")
         os.utime(file, (NOW.timestamp() + 3600, NOW.timestamp() + 3600))
-        GuardModeSync(app).sync()
+        SettingsSync(app).sync()
         assert app.mode == "enforce"
         app.close()
 

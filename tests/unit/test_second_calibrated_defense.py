@@ -17,6 +17,7 @@ from casemate.doctor import examine
 from casemate.errors import ConfigError, DataError
 from casemate.gateway import operating_point
 from casemate.guard.calibration.file import CalibrationFile, read_calibrations
+from casemate.monitor.enforcement import SettingsSync
 from casemate.protocols import CalibratedDefense
 from casemate.redteam.campaigns.own import OwnMembershipCampaign
 from casemate.redteam.campaigns.workers import calibration_files
@@ -180,7 +181,7 @@ def test_its_operating_point_is_changed_recorded_saved_and_followed(folder):
         assert operating_point.change(app, 0.02, "operator") == ""
         assert app.calibrated[0].significance == 0.02
         assert [e.body["name"] for e in app.store.scan("setting")] == ["top_similarity.significance"]
-        operating_point.OperatingPointSync(other).sync()
+        SettingsSync(other).sync()
         assert other.calibrated[0].significance == 0.02
     with open_app(file) as again:
         assert again.calibrated[0].significance == 0.02

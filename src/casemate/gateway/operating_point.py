@@ -1,14 +1,13 @@
 """Moves the operating point: the largest share of benign queries that a calibrated defense may flag.
 
 The running guard uses it at once, because the defense reads ``significance`` for each query. Other gateways on the same
-event store follow seconds later (``OperatingPointSync``). To persist, the value is also written into casemate.yaml
-(``config_file``).
+event store follow seconds later (``monitor.enforcement.SettingsSync``). To persist, the value is also written into
+casemate.yaml (``config_file``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import yaml
@@ -17,12 +16,10 @@ from casemate import config_file
 from casemate.config import Config, PluginSpec
 from casemate.config_file import entry, insert, substitute
 from casemate.errors import DataError
-from casemate.monitor.enforcement import SETTING_KIND, record_setting
+from casemate.monitor.enforcement import SIGNIFICANCE, record_setting
 from casemate.protocols import CalibratedDefense
 from casemate.reports.format import short_rate
 from casemate.system import App
-
-OPTION = "significance"
 
 
 def defense_of(app: App) -> CalibratedDefense | None:
@@ -45,28 +42,9 @@ def change(app: App, significance: float, by: str) -> str:
         raise DataError("no defense has an operating point; add a calibrated one, such as mirabel, to guard.defenses")
     if not 0 < significance < 1:
         raise DataError(f"the significance is {significance}; it must lie between 0 and 1")
-    record_setting(app.store, f"{defense.name}.{OPTION}", significance, by, before=defense.significance)
+    record_setting(app.store, f"{defense.name}.{SIGNIFICANCE}", significance, by, before=defense.significance)
     defense.significance = significance
     return write_config(app.config.file, defense.name, significance)
-
-
-class OperatingPointSync:
-    """Applies operating points that other gateways on the same store set, or this one before a restart.
-
-    A change applies if its previous value is the one in effect here. So gateways that start with the same casemate.yaml
-    stay equal, and one whose file was edited by hand since keeps its own value.
-    """
-
-    def __init__(self, app: App) -> None:
-        self._app, self._offset = app, 0
-
-    def sync(self) -> None:
-        """Applies the changes recorded since the last call; ``BackendError`` if the store cannot be read. Blocks."""
-        events, self._offset = self._app.store.read_since(SETTING_KIND, self._offset)
-        defenses = [d for d in self._app.guard.defenses if isinstance(d, CalibratedDefense)]
-        for body, defense in product((event.body for event in events), defenses):
-            if body.get("name") == f"{defense.name}.{OPTION}" and defense.significance == body["before"]:
-                defense.significance = float(body["after"])
 
 
 def write_config(path: Path, defense: str, significance: float) -> str:
@@ -80,13 +58,13 @@ def write_config(path: Path, defense: str, significance: float) -> str:
 
 def yaml_snippet(defense: str, significance: float) -> str:
     """The lines to write into casemate.yaml by hand."""
-    return f"guard:\n  defenses:\n    - {{use: {defense}, {OPTION}: {_yaml(significance)}}}"
+    return f"guard:\n  defenses:\n    - {{use: {defense}, {SIGNIFICANCE}: {_yaml(significance)}}}"
 
 
 def _candidates(text: str, defense: str, significance: float) -> Iterator[str]:
     """Texts with the value inserted at each place where it may belong; the caller validates them."""
     value = _yaml(significance)
-    spec = f"{{use: {defense}, {OPTION}: {value}}}"
+    spec = f"{{use: {defense}, {SIGNIFICANCE}: {value}}}"
     try:
         root = yaml.compose(text, yaml.SafeLoader)
     except yaml.YAMLError:
@@ -103,10 +81,10 @@ def _candidates(text: str, defense: str, significance: float) -> Iterator[str]:
     for node in defenses.value if isinstance(defenses, yaml.SequenceNode) else ():
         if isinstance(node, yaml.ScalarNode) and node.value == defense:
             yield substitute(text, node, spec)
-        elif isinstance(node, yaml.MappingNode) and (held := entry(node, OPTION)) is not None:
+        elif isinstance(node, yaml.MappingNode) and (held := entry(node, SIGNIFICANCE)) is not None:
             yield substitute(text, held, value)
         elif isinstance(node, yaml.MappingNode):
-            yield insert(text, node, f"{OPTION}: {value}")
+            yield insert(text, node, f"{SIGNIFICANCE}: {value}")
 
 
 def _yaml(significance: float) -> str:
@@ -120,6 +98,6 @@ def _differs_only_in(before: Config, after: Config, defense: str, significance: 
     at = next((i for i, part in enumerate(parts) if part.use == defense), None)
     if at is None:
         return False
-    parts[at] = PluginSpec(use=defense, **{**parts[at].options, OPTION: significance})
+    parts[at] = PluginSpec(use=defense, **{**parts[at].options, SIGNIFICANCE: significance})
     wanted = before.model_copy(update={"guard": before.guard.model_copy(update={"defenses": tuple(parts)})})
     return wanted.model_dump() == after.model_dump()

@@ -18,11 +18,10 @@ from casemate.gateway import errors
 from casemate.gateway.auth.keys import ApiKey, ApiKeyStore
 from casemate.gateway.auth.rate_limits import RateLimits, TokenBudget, seconds_until_midnight
 from casemate.gateway.metrics import Metrics
-from casemate.gateway.operating_point import OperatingPointSync
 from casemate.gateway.response_timing import PacedGenerator, ResponsePacer
 from casemate.gateway.tracing import model_attributes, open_tracer
 from casemate.guard.guard import Guard
-from casemate.monitor.enforcement import GuardModeSync
+from casemate.monitor.enforcement import SettingsSync
 from casemate.monitor.service import open_alert_dispatcher, open_document_sink, open_trace_recorder
 from casemate.protocols import Generator
 from casemate.runtime.batching import Coalescer
@@ -121,7 +120,7 @@ class Gateway:
         self._flushes: Coalescer[None, bool] = Coalescer(
             lambda asked: [self.app.store.flush(WRITE_TIMEOUT_S)] * len(asked)
         )
-        self._settings = OperatingPointSync(self.app), GuardModeSync(self.app)
+        self._settings = SettingsSync(self.app)
         self._alerts = open_alert_dispatcher(self.app)
         self._synced_at = float("-inf")
         self._probe: tuple[float, bool] = (float("-inf"), False)
@@ -254,8 +253,7 @@ class Gateway:
 
     def _sync(self) -> None:
         self.keys.sync()
-        for setting in self._settings:
-            setting.sync()
+        self._settings.sync()
         self._synced_at = time.monotonic()
 
     def _record_and_sync(self) -> None:

@@ -1,6 +1,6 @@
 """Switches enforcement on or off, after a preview of what would have been withheld from recorded traffic.
 
-A switch is an event of kind ``setting``. Running gateways on the same event store follow it (``GuardModeSync``), and it
+A switch is an event of kind ``setting``. Running gateways on the same event store follow it (``SettingsSync``), and it
 is written into casemate.yaml, where it is permanent. Functions that use the store raise ``BackendError`` if it fails.
 """
 
@@ -20,7 +20,7 @@ from casemate.errors import CasemateError, DataError
 from casemate.guard.client_state import crawl_evidence
 from casemate.maths.stats import clopper_pearson
 from casemate.monitor.poisoning.quarantine import SCREENING_KIND
-from casemate.protocols import EventStore
+from casemate.protocols import CalibratedDefense, EventStore
 from casemate.runtime.events import append_durably
 from casemate.system import App
 from casemate.types import Action, Event
@@ -28,6 +28,8 @@ from casemate.types import Action, Event
 GuardMode: TypeAlias = Literal["enforce", "observe"]
 SETTING_KIND, SETTING = "setting", "guard.mode"
 """Kind of the events that record a switch, and the name of the setting in them."""
+SIGNIFICANCE = "significance"
+"""Option of a calibrated defense whose changes such events record too."""
 THRESHOLD = "threshold"
 """Name of the setting in events that record a threshold adjusted to recorded scores."""
 SESSION_GAP = timedelta(minutes=30)
@@ -207,11 +209,12 @@ def setting_values(path: Path, mode: GuardMode) -> dict[str, str | bool]:
     return values
 
 
-class GuardModeSync:
-    """Applies switches of enforcement that other processes on the event store made, or this one before a restart.
+class SettingsSync:
+    """Applies settings that other processes on the event store changed, or this one before a restart.
 
-    A switch applies if it is later than the last change of casemate.yaml before the start. So a file that was edited by
-    hand since keeps its mode. Mode ``off`` stays.
+    A switch of enforcement applies if it is later than the last change of casemate.yaml before the start. So a file
+    that was edited by hand since keeps its mode. Mode ``off`` stays. An operating point applies if its previous value
+    is the one in effect here. So gateways that start with the same casemate.yaml stay equal.
     """
 
     def __init__(self, app: App) -> None:
@@ -220,11 +223,16 @@ class GuardModeSync:
         self._since = datetime.fromtimestamp(file.stat().st_mtime if file.exists() else 0, UTC)
 
     def sync(self) -> None:
-        """Applies the switches recorded since the last call. Blocks."""
+        """Applies the changes recorded since the last call; ``BackendError`` if the store cannot be read. Blocks."""
         events, self._offset = self._app.store.read_since(SETTING_KIND, self._offset)
+        calibrated = (d for d in self._app.guard.defenses if isinstance(d, CalibratedDefense))
+        defenses = {f"{defense.name}.{SIGNIFICANCE}": defense for defense in calibrated}
         for event in events:
-            if event.body.get("name") == SETTING and event.at > self._since and self._app.mode != "off":
-                self._app.guard.enforce = event.body["after"] == "enforce"
+            name, after = str(event.body.get("name")), event.body["after"]
+            if name == SETTING and event.at > self._since and self._app.mode != "off":
+                self._app.guard.enforce = after == "enforce"
+            elif name in defenses and defenses[name].significance == event.body["before"]:
+                defenses[name].significance = float(after)
 
 
 def record_threshold(store: EventStore, defense: str, tenant: str, before: float, after: float, by: str) -> None:
