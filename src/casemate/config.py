@@ -557,11 +557,7 @@ def parse(raw: Any, name: str = "configuration", folder: Path = Path(), variable
 
 
 def with_overrides(config: Config, **sections: Mapping[str, Any]) -> Config:
-    """Returns a copy with other values for some keys, validated like a file.
-
-    Args:
-        config: The configuration.
-        sections: Section name to its overridden keys.
+    """Returns a copy with other values for some keys, by section, validated like a file.
 
     Raises:
         ConfigError: If a key is unknown or a value out of range.

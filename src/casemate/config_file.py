@@ -20,14 +20,9 @@ from casemate.runtime.files import write_atomically
 
 
 def set_values(path: Path, values: Mapping[str, bool | str]) -> str:
-    """Sets keys of the configuration, such as ``{"guard.mode": "enforce"}``.
+    """Sets keys of a configuration file, such as ``{"guard.mode": "enforce"}``.
 
-    Args:
-        path: The configuration file.
-        values: Values by key: section and name, with a dot between.
-
-    Returns:
-        Reason why the file could not be changed; empty if it was. Either way it is whole.
+    Returns why the file could not be changed; empty if it was. Either way it is whole.
     """
 
     def candidates(text: str) -> Iterable[str]:
@@ -39,13 +34,8 @@ def set_values(path: Path, values: Mapping[str, bool | str]) -> str:
 def edit(path: Path, candidates: Callable[[str], Iterable[str]], accept: Callable[[Config, Config], bool]) -> str:
     """Replaces a configuration file by the first candidate text that is accepted.
 
-    Args:
-        path: The configuration file.
-        candidates: Returns changed texts for the present text.
-        accept: Whether the new configuration differs from the old one as intended.
-
-    Returns:
-        Reason why the file could not be changed; empty if it was.
+    ``candidates`` returns changed texts for the present text. ``accept`` compares the new configuration with the old
+    one. Returns why the file could not be changed; empty if it was.
     """
     try:
         text = path.read_bytes().decode("utf-8")  # keeps the line ends

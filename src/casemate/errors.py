@@ -90,13 +90,9 @@ def needs(install: str) -> Iterator[None]:
 
 
 def require_range(owner: str, options: object, names: str, **limits: float) -> None:
-    """Checks that options are finite numbers in a range.
+    """Checks that options are finite numbers in a range: ``above``, ``at_least``, ``at_most``, ``below``.
 
-    Args:
-        owner: Name of the plug-in or section, for the error.
-        options: The object with the options.
-        names: Names of the options, separated by spaces.
-        **limits: ``above``, ``at_least``, ``at_most``, ``below``.
+    The names of the options are separated by spaces; ``owner`` is the plug-in or section, for the error.
 
     Raises:
         ConfigError: If a value is out of range.

@@ -47,12 +47,7 @@ class Secret(str):
     written: str
 
     def __new__(cls, value: str, written: str = "") -> Secret:
-        """Creates a secret.
-
-        Args:
-            value: The secret string.
-            written: The text with references that it was expanded from; empty: none.
-        """
+        """Creates a secret; ``written`` is the text with references that it was expanded from, if any."""
         made = super().__new__(cls, value)
         made.written = written
         return made

@@ -13,14 +13,7 @@ COUNTS = ("flops_paper", "flops_honest")
 
 
 def append(store: EventStore | None, defense: str, request: str, figures: Mapping[str, Any]) -> None:
-    """Appends the costs of one answer. A failure is logged and does not cost the answer.
-
-    Args:
-        store: The event store; None: costs are not logged.
-        defense: Name of the defense.
-        request: Id of the request.
-        figures: The costs. No text.
-    """
+    """Appends the costs of one answer, without text. A failure is logged and does not cost the answer."""
     append_or_log(store, "generation", {"defense": defense, "request": request, **figures}, "the cost of an answer")
 
 

@@ -191,8 +191,7 @@ class Guard:
     async def judge_turn(self, query: Query) -> None:
         """Judges the user's question of the current turn, if there is one and it was not judged on this index yet.
 
-        Args:
-            query: A query of the turn; the question is judged for the same client and number of documents.
+        It is judged for the client and the number of documents of ``query``, a query of the turn.
         """
         current = current_turn()
         if current is None or query.text == current.question:

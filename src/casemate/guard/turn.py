@@ -127,13 +127,10 @@ _COLLECTED: ContextVar[tuple[set[SourceKey], ...]] = ContextVar("casemate_turn_c
 
 @contextmanager
 def turn(question: str) -> Iterator[Turn]:
-    """Makes all retrievals inside the block one turn. Within another turn, the block belongs to that one.
+    """Makes all retrievals for a user's question inside the block one turn. In another turn, it belongs to that one.
 
     The turn follows the context: into tasks and into threads that copy it (``asyncio.to_thread``, the executors of
     LangChain, LlamaIndex and Haystack).
-
-    Args:
-        question: The user's question, as the user wrote it.
     """
     outer = _TURN.get()
     if outer is not None:

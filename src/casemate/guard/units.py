@@ -65,15 +65,9 @@ def related_sources(
 ) -> frozenset[str]:
     """The other sources in the units of some sources, to hide them together.
 
-    The relation is transitive. Copies have most of their numbers in common: two forms with other figures are two
-    records. A text with copies in more than ``MAX_COPIES`` sources relates none. A document without a value for a key
-    is related to none by this key.
-
-    Args:
-        documents: Chunks of these and other sources, such as those of the hits.
-        sources: Names of sources.
-        keys: Metadata keys, such as ``subject``.
-        copies: Whether edited copies are related.
+    The documents are chunks of these and other sources, such as those of the hits. The relation is transitive. Copies
+    have most of their numbers in common: two forms with other figures are two records. A text with copies in more than
+    ``MAX_COPIES`` sources relates none. A document without a value for a key is related to none by this key.
     """
     pages, given = list(documents), frozenset(sources)
     return _reachable(_relations(lambda: pages, given, keys, copies), given) - given
@@ -100,10 +94,6 @@ def unit_names(unit: Sequence[Hit], keys: Sequence[str] = ()) -> frozenset[UnitN
     """Names of a unit that are the same for every question: its sources, and its values of metadata keys.
 
     Codes of languages and versions are left out of the sources' names.
-
-    Args:
-        unit: Its hits.
-        keys: Metadata keys, as for ``group_units``.
     """
     return frozenset(name for hit in unit for name in _counted_names(hit.document, keys))
 

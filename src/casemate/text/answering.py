@@ -204,14 +204,9 @@ def refers_back(sentence: str) -> bool:
 
 
 def sentence_features(question: Question, passages: Sequence[Passage]) -> Float64:
-    """Features of all sentences; the vector features are 0 (see ``with_cosines``).
+    """Features of all sentences, (n, len(FEATURES)), by passages, best first, and sentences.
 
-    Args:
-        question: The question.
-        passages: The context, best passage first.
-
-    Returns:
-        (n, len(FEATURES)), in order of passages and sentences.
+    The vector features are 0 (see ``with_cosines``).
     """
     stems = [[content_words(s) for s in p.sentences] for p in passages]
     weights = _word_weights(question, [s for passage in stems for s in passage])
@@ -309,12 +304,7 @@ class AnswerModel:
         return result
 
     def probability(self, features: Float64, best: int) -> float:
-        """Support: probability in (0, 1) that the context answers the question.
-
-        Args:
-            features: Features of all sentences.
-            best: Number of the best sentence.
-        """
+        """Support: probability in (0, 1) that the context answers the question, by the features of its sentences."""
         logit = float(support_features(features, best) @ np.array(self.support)) + self.intercept
         return 1 / (1 + math.exp(-max(-60.0, min(60.0, logit))))
 

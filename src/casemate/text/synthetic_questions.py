@@ -36,16 +36,10 @@ _TOKEN = re.compile(r"[^\W_]+(?:[.,'’-][^\W_]+)*|[^\w\s]")
 def generate_questions(
     documents: Sequence[Document], count: int, rng: np.random.Generator, kinds: Sequence[str] = KINDS
 ) -> list[str]:
-    """Generates questions of some kinds in equal shares, each about a random document.
+    """Generates questions of some kinds (default: all) in equal shares, each about a random document.
 
-    Args:
-        documents: Whole documents, at least one with text.
-        count: Number of questions.
-        rng: Random generator. The same state gives the same questions.
-        kinds: The kinds, by default all.
-
-    Returns:
-        The questions. Each contains a word.
+    The documents are whole, at least one with text. The same state of ``rng`` gives the same questions. Each contains a
+    word.
     """
     return [question for question, _ in generate_with_documents(documents, count, rng, kinds)]
 

@@ -164,11 +164,9 @@ class WatermarkFilter:
     async def answer(
         self, pieces: AsyncIterator[str], on_match: Callable[[WatermarkMatch], None] = lambda match: None
     ) -> AsyncIterator[str]:
-        """Yields an answer with a short delay; cut at a token, then ``UNKNOWN`` if nothing was sent yet.
+        """Yields an answer with a short delay; cut at a token, then ``UNKNOWN`` if nothing was sent yet. Closes it.
 
-        Args:
-            pieces: The answer; it is closed.
-            on_match: Called before the end of a cut answer.
+        ``on_match`` is called before the end of a cut answer.
         """
         sent = False
         async with closing_stream(pieces):

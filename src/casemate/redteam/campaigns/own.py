@@ -82,15 +82,10 @@ class OwnSystem(TargetSystem):
         digests: Mapping[str, str],
         discard: Callable[[], object] = lambda: None,
     ) -> None:
-        """Collects the facts about the system.
+        """Collects the facts about the system, whose bare part ``rag`` generates by a `CachedGenerator`.
 
-        Args:
-            app: The system.
-            rag: The bare system over the attacked index, whose generator is a `CachedGenerator`.
-            tenant: The attacked tenant.
-            directory: The campaign's directory.
-            digests: Content hashes of the sources in the operator's index before the campaign read it.
-            discard: Called if the attacked index changed: stored work must not be used again.
+        ``digests`` are the content hashes of the sources before the campaign read them. ``discard`` is called if the
+        attacked index changed: stored work must not be used again.
         """
         section = app.config.redteam
         evidence = {

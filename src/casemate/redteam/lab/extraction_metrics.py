@@ -32,18 +32,13 @@ def measure_crawl(
     *,
     step: Callable[[int], AbstractContextManager[Progress]] = lambda total: nullcontext(lambda count: None),
 ) -> Crawl:
-    """Compares the replies and recovered texts of each crawl with all chunks of the collection.
+    """Compares the replies and recovered texts of each crawl with all chunks of the collection, each id once.
 
     Replies are decoded by the attack before. The papers use an embedder that is not the attacked system's.
 
-    Args:
-        crawler: The attack that was run.
-        traces: The result of `Crawler.run`.
-        chunks: All chunks of the tenant's index, each id once.
-        embedder: Embeds chunks and replies for cosines.
-        windows: Whether sliding windows of replies are compared too, or their sizes in words. They are nine tenths of
-            the work; with fewer sizes, or without any, the rates can only be lower.
-        step: Opens a progress display for a number of texts to embed.
+    ``windows``: whether sliding windows of replies are compared too, or their sizes in words. They are nine tenths of
+    the work; with fewer sizes, or without any, the rates can only be lower. ``step`` opens a progress display for a
+    number of texts to embed.
 
     Raises:
         ValueError: If there are no chunks.
@@ -88,14 +83,7 @@ def recovery_ratio(
 ) -> Estimate | None:
     """CRR with the guard divided by CRR without, with the interval of paired resamples of chunks.
 
-    Args:
-        without: Figures of the crawl without a guard.
-        guarded: Those of the same crawl with it.
-        chunks: The chunks that both were compared with.
-        seed: Of the resamples.
-
-    Returns:
-        None if nothing is recovered without the guard.
+    None if nothing is recovered without the guard.
     """
     off, on = (np.array([chunk.id in side.first_recovered for chunk in chunks]) for side in (without, guarded))
     if not off.any():

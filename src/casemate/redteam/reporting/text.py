@@ -145,13 +145,7 @@ def auc_in_words(auc: Estimate) -> str:
 
 
 def describe_checks(checks: Iterable[Check], separator: str = "; ", start_of_list: str = " ") -> list[str]:
-    """The checks in lines: those of several attacks with the same name in one, what their reasons share stated once.
-
-    Args:
-        checks: The checks.
-        separator: Between two attacks.
-        start_of_list: Before the first of several attacks.
-    """
+    """The checks in lines: those of several attacks with the same name in one, what their reasons share stated once."""
     by_name: dict[str, list[Check]] = {}
     for check in checks:
         by_name.setdefault(check.name, []).append(check)

@@ -65,11 +65,7 @@ class BatchDecoder:
         self._mask: Any = None  # (rows, positions); 0: padding
 
     def decode(self, jobs: Sequence[Job] = (), arrived: Callable[[], Sequence[Job]] = tuple) -> Iterator[Decoded]:
-        """Yields answers as they finish, in any order.
-
-        Args:
-            jobs: The first prompts.
-            arrived: Called before each step; returns further prompts.
+        """Yields answers as they finish, in any order. Calls ``arrived`` before each step for further prompts.
 
         Raises:
             NaNError: If the model returns NaN.
