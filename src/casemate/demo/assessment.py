@@ -29,7 +29,7 @@ from casemate.maths import stats
 from casemate.maths.calibration import MAX_SIZE_RATIO
 from casemate.maths.stats import Estimate
 from casemate.monitor.canaries.drafts import SENTINEL, CanaryDrafter
-from casemate.monitor.poisoning.drill import guarded_copy
+from casemate.monitor.poisoning.drill import contains_answer, guarded_copy, planted
 from casemate.monitor.poisoning.scoring import MIN_DOCUMENTS, PoisonScreener
 from casemate.monitor.service import FALSE_ANSWER
 from casemate.plugins import build
@@ -371,21 +371,23 @@ async def _poison(
         screener, gap = await asyncio.to_thread(_screener, guard.rag, chunks, app.config.rag.k)
         cases = list[_PoisonedQuestion]()
         for i, question in enumerate(questions):
-            planted = await attack.craft(question, FALSE_ANSWER, np.random.default_rng([SEED, i]))
+            crafted = await attack.craft(question, FALSE_ANSWER, np.random.default_rng([SEED, i]))
             query = Query(question, f"try-poison-{i}", k=app.config.rag.k)
-            off = await _answer_with(guard.rag, guard, planted, query)
-            held = await asyncio.to_thread(_screen, screener, rag.embedder, planted)  # may call the generator
-            on = await _answer_with(guard, guard, [d for d in planted if d.id not in held], query)
-            cases.append(_PoisonedQuestion(question, planted, off, on, held))
+            async with planted(guard, crafted):
+                off = (await guard.rag.ask(query)).text
+            held = await asyncio.to_thread(_screen, screener, rag.embedder, crafted)  # may call the generator
+            async with planted(guard, [d for d in crafted if d.id not in held]):
+                on = (await guard.ask(query)).text
+            cases.append(_PoisonedQuestion(question, crafted, off, on, held))
             count(1)
     return _summarize_poisoning(cases, app.config.rag.generator.use, gap)
 
 
 def _summarize_poisoning(cases: Sequence[_PoisonedQuestion], reader: str, gap: str) -> Poisoning:
     off_rate, on_rate = (
-        stats.proportion(sum(says_false(getattr(case, side)) for case in cases), len(cases)) for side in (OFF, ON)
+        stats.proportion(sum(_says_false(getattr(case, side)) for case in cases), len(cases)) for side in (OFF, ON)
     )
-    shown = next((c for c in cases if says_false(c.off) and not says_false(c.on)), cases[0])
+    shown = next((c for c in cases if _says_false(c.off) and not _says_false(c.on)), cases[0])
     first = shown.planted[0]
     return Poisoning(
         cases=len(cases),
@@ -443,17 +445,5 @@ def _screen(
     return {r.document.id: r.reasons for r in screener.fresh_copy().screen(documents, vectors) if r.suspicious}
 
 
-async def _answer_with(target: Target, sink: Any, documents: Sequence[Document], query: Query) -> str:
-    """The answer of a target while some documents are in its index."""
-    if documents:
-        await sink.add(documents)
-    try:
-        return (await target.ask(query)).text
-    finally:
-        if documents:
-            await sink.remove([d.source for d in documents])
-
-
-def says_false(answer: str) -> bool:
-    """Whether an answer contains the planted false answer."""
-    return " ".join(words(FALSE_ANSWER)) in " ".join(words(answer))
+def _says_false(answer: str) -> bool:
+    return contains_answer(answer, FALSE_ANSWER)

@@ -83,6 +83,23 @@ async def guarded_copy(rag: Rag, config: Config, tenant: str = DEFAULT_TENANT) -
             yield Guard(Rag(rag.embedder, index, rag.generator, rag.instructions), defenses)
 
 
+@asynccontextmanager
+async def planted(guard: Guard, documents: Sequence[Document], tenant: str = DEFAULT_TENANT) -> AsyncIterator[None]:
+    """Adds documents to the guard's index, and removes them at the end of the block."""
+    if documents:
+        await guard.add(documents, tenant)
+    try:
+        yield
+    finally:
+        if documents:
+            await guard.remove([d.source for d in documents], tenant)
+
+
+def contains_answer(text: str, desired: str) -> bool:
+    """Whether an answer contains all words of a desired one, in order."""
+    return " ".join(words(desired)) in " ".join(words(text))
+
+
 @dataclass(frozen=True, slots=True)
 class PoisoningDrill:
     """A drill on a guarded copy.
@@ -117,15 +134,11 @@ class PoisoningDrill:
     ) -> DrillResult:
         tenant = self.runner.tenant
         quarantined = None if self.screen is None else await asyncio.to_thread(self.screen, crafted)
-        await self.guard.add(crafted, tenant)
-        planted = time.monotonic()
-        try:
-            targets = (self.guard.rag, self.guard)
+        async with planted(self.guard, crafted, tenant):
+            began, targets = time.monotonic(), (self.guard.rag, self.guard)
             unguarded, guarded = [await self._answers_falsely(target, question) for target in targets]
             during = await self._ask_canaries("drill")
-            seconds = time.monotonic() - planted
-        finally:
-            await self.guard.remove([d.source for d in crafted], tenant)
+            seconds = time.monotonic() - began
         after = await self._ask_canaries("drill-after")
         return DrillResult(
             attack,
@@ -144,10 +157,9 @@ class PoisoningDrill:
         return await replace(self.runner, target=self.guard).run(run_id)
 
     async def _answers_falsely(self, target: Target, question: DrillQuestion) -> bool:
-        """Whether the answer contains all words of the desired answer, in order."""
         client = f"drill-{uuid.uuid4().hex}"
         answer = await target.ask(Query(question.question, client, self.runner.tenant, self.runner.k))
-        return " ".join(words(question.desired)) in " ".join(words(answer.text))
+        return contains_answer(answer.text, question.desired)
 
 
 def _newly_failed(before: CanaryRun, now: CanaryRun) -> tuple[str, ...]:
