@@ -13,7 +13,7 @@ from casemate.gateway.dashboard.alerts import canary_key
 from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import TimeBin
-from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, base_run_id
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, base_run_id, group_by
 from casemate.monitor.scheduler.schedule import ScheduleGap
 from casemate.monitor.service import trend_of_results
 from casemate.monitor.trends.trend_page import draw_trend
@@ -37,10 +37,8 @@ CONTEXT = (
 
 def matrix(request: PageRequest) -> Page:
     """Builds the page of all canary sets."""
-    sets: dict[str, list[CanaryResult]] = {}
-    for result in request.records.results.all:
-        if result.at in request.time:
-            sets.setdefault(result.run.partition("@")[0], []).append(result)
+    recent = (result for result in request.records.results.all if result.at in request.time)
+    sets = group_by(recent, lambda result: result.run.partition("@")[0])
     path, gaps = request.app.config.monitor.canaries, request.records.gaps.all
     wanted = {name: request.parameter(name) for name in ("canary", "failed")}
     context = {

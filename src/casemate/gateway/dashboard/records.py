@@ -216,10 +216,7 @@ def request_from_event(event: Event) -> RequestRecord:
 
 def by_request(verdicts: Sequence[VerdictRecord]) -> list[list[VerdictRecord]]:
     """Groups verdicts by request, in the order of their first verdicts."""
-    found: dict[str, list[VerdictRecord]] = {}
-    for one in verdicts:
-        found.setdefault(one.request or one.id, []).append(one)
-    return list(found.values())
+    return list(results.group_by(verdicts, lambda one: one.request or one.id).values())
 
 
 def flagged_share(requests: Sequence[Sequence[VerdictRecord]]) -> tuple[str, str]:
