@@ -20,8 +20,7 @@ Not detected:
 - the right phrase about another subject;
 - a wrong answer beside the right one;
 - a false statement in nearly the same words. With MiniLM, "take them before meals" and "after meals" have cosine .98,
-more
-  than most true paraphrases.
+  more than most true paraphrases.
 """
 
 from __future__ import annotations
