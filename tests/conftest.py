@@ -23,6 +23,12 @@ from hypothesis import settings
 from tests.postgres import database
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read when it is imported
+MEMORY, NEEDED_BYTES = "/dev/shm", 4 << 30
+if "TMPDIR" not in os.environ and os.path.isdir(MEMORY):
+    # Databases of tests wait for a disk at each commit, which no test is about: files in memory survive a kill as well.
+    room = os.statvfs(MEMORY)
+    if room.f_bavail * room.f_frsize >= NEEDED_BYTES and not room.f_flag & os.ST_NOEXEC:
+        os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import httpx
+import uvicorn.server
 
 from casemate import config as configuration
 from casemate.backends.event_stores.sql import SqlEventStore
@@ -112,6 +113,19 @@ def make(folder, generator=None, defenses=(), count=40, k=5, mode="enforce", **s
 def key(app: App, role="client", name="someone", **grant) -> str:
     """Creates a key; returns its text."""
     return str(ApiKeyStore(app.store).create(Grant(name, role, **grant))[1])
+
+
+class ShortSleeps:
+    """The module ``asyncio`` for uvicorn, which polls every tenth of a second whether to stop, and after it."""
+
+    def __getattr__(self, name):
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds):
+        await asyncio.sleep(min(seconds, 0.01))
+
+
+uvicorn.server.asyncio = ShortSleeps()
 
 
 @contextmanager

@@ -11,12 +11,7 @@ from pathlib import Path
 from mcp.server import MCPServer
 from mcp_types import ImageContent, ToolAnnotations
 
-from casemate.gateway.auth.keys import ApiKey, Grant
-from casemate.gateway.mcp.server import serve_stdio
-from casemate.gateway.mcp.tools import GuardedTools
-from casemate.gateway.state import Gateway
 from tests.fakes import documents
-from tests.gateways import HideNamed, make
 
 
 def _add_failing_tools(server, read_only):
@@ -123,8 +118,19 @@ def main() -> None:
     kind, folder = sys.argv[1:3]
     if kind == "library":
         library().run()
-        return
-    app = make(Path(folder), defenses=(HideNamed("d3"),))
+    else:
+        serve_guarded(Path(folder))
+
+
+def serve_guarded(folder: Path) -> None:
+    """Imports the package here, because the library needs none of it and starts in half the time."""
+    from casemate.gateway.auth.keys import ApiKey, Grant
+    from casemate.gateway.mcp.server import serve_stdio
+    from casemate.gateway.mcp.tools import GuardedTools
+    from casemate.gateway.state import Gateway
+    from tests.gateways import HideNamed, make
+
+    app = make(folder, defenses=(HideNamed("d3"),))
     key = ApiKey("local", Grant("local", retrieve=True), "", datetime.now(UTC))
     asyncio.run(serve_stdio(GuardedTools(Gateway(app)), key))
 

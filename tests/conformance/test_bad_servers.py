@@ -109,8 +109,9 @@ def test_a_server_that_accepts_connections_and_never_answers(store, tmp_path, ca
     assert "s3cret" not in caplog.text
 
 
-@pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("status", [200, 404])
+@pytest.mark.parametrize(
+    ("store", "status"), [*((store, 200) for store in STORES), ("qdrant", 404), ("qdrant_collection", 404)]
+)
 def test_a_web_server_that_is_no_vector_store(store, status, tmp_path) -> None:
     with web_server(status) as port:
         retryable, says = (False, "not from Qdrant") if "qdrant" in store else (True, None)

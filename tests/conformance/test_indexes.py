@@ -102,15 +102,13 @@ def test_index(made, obligation) -> None:
     obligation(*made)
 
 
-def test_check_index_runs_them_all(tmp_path) -> None:
-    calls: list[bool] = []
-
-    def make(fresh: bool) -> Index:
-        calls.append(fresh)
-        return SqliteIndex(tmp_path / f"{sum(calls)}.db")
-
-    check_index(make)
-    assert sum(calls) == len(INDEX_OBLIGATIONS)
+def test_check_index_runs_them_all(monkeypatch) -> None:
+    calls: list[tuple[object, ...]] = []
+    recorders = tuple(lambda *given, number=i: calls.append((number, *given)) for i in range(3))
+    monkeypatch.setattr("casemate.testing.indexes.INDEX_OBLIGATIONS", recorders)
+    check_index(SqliteIndex)
+    check_index(SqliteIndex, exact=False)
+    assert calls == [(number, SqliteIndex, exact) for exact in (True, False) for number in range(3)]
 
 
 # Postgres only

@@ -6,7 +6,6 @@ import asyncio
 import json
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -41,13 +40,6 @@ VOCABULARY = [
 ]
 
 
-class Bag(BagOfWords):
-    """The same with cached words."""
-
-    _direction = cache(BagOfWords._direction)
-    __hash__ = object.__hash__
-
-
 def corpus(count, seed=0, chunks=1):
     """Documents with ``chunks`` chunks of three sentences."""
     rng, made = np.random.default_rng(seed), []
@@ -71,7 +63,7 @@ def system(tmp_path):
 
     def make(held):
         index = SqliteIndex(tmp_path / f"{len(opened)}.db")
-        rag = Rag(Bag(), index, Parrot())
+        rag = Rag(BagOfWords(), index, Parrot())
         opened.append(index)
         index.add(held, rag.embedder.embed([d.content for d in held]))
         return rag

@@ -1,21 +1,19 @@
 import asyncio
 import base64
-import contextlib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
-from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError
 from casemate.guard.defenses.canary_token import CanaryToken
-from casemate.guard.guard import Guard
 from casemate.guard.watermarks.tokens import TokenGenerator
 from casemate.protocols import Generator
-from casemate.rag.pipeline import Rag, join_stream
+from casemate.rag.pipeline import join_stream
 from casemate.types import UNKNOWN, Action, Document, Prompt, Query, Secret
-from tests.fakes import BagOfWords, Memory, documents
+from tests.fakes import Memory
+from tests.unit.piecewise import Piecewise, guards
 
 KEY = Secret("a key of sixteen or more characters")
 TOKEN = re.compile(r"^[a-z]{6} [a-z]{6} [a-z]{6}$", re.M)
@@ -23,25 +21,8 @@ LONG = "The ferry leaves at ten. " * 40
 
 
 @dataclass
-class Reader(Generator):
-    """Replies by a function of the prompt; records prompts and how far it was read."""
-
+class Reader(Piecewise):
     answer: object = staticmethod(lambda prompt: LONG)
-    size: int = 5
-    prompts: list = field(default_factory=list)
-    written: int = 0
-    closed: int = 0
-
-    async def stream(self, prompt):
-        self.prompts.append(prompt)
-        text = self.answer(prompt)
-        try:
-            for i in range(0, len(text), self.size):
-                self.written += 1
-                await asyncio.sleep(0)
-                yield text[i : i + self.size]
-        finally:
-            self.closed += 1
 
 
 def repeats(prompt):
@@ -55,17 +36,7 @@ def probed(prompt):
 
 @pytest.fixture
 def make(tmp_path):
-    opened = contextlib.ExitStack()
-
-    def guard(reader, enforce=True, **options):
-        index = opened.enter_context(contextlib.closing(SqliteIndex(tmp_path / "i.db")))
-        rag, store = Rag(BagOfWords(), index, reader), Memory()
-        held = documents(30)
-        index.add(held, rag.embedder.embed([d.content for d in held]))
-        defense = CanaryToken(**({"secret": KEY, "oracle_share": 0.0, "store": store} | options))
-        return Guard(rag, [defense], enforce=enforce, store=store), store
-
-    with opened:
+    with guards(tmp_path, lambda **options: CanaryToken(**{"secret": KEY, "oracle_share": 0.0} | options)) as guard:
         yield guard
 
 

@@ -36,6 +36,7 @@ from casemate.gateway.server import uvicorn_config
 from casemate.protocols import Defense, Generator
 from casemate.types import Outcome
 from tests import gateways
+from tests.fakes import Clock
 from tests.gateways import Endless, Held, chat, client, connected_to, key, make, serving, wait_for
 
 INCOMPLETE = "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
@@ -170,15 +171,6 @@ class Opened:
         self.closed = True
 
 
-class Clock:
-    """A clock that stands still until it is set."""
-
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 def longest_of_the_most(connections):
     """Oracle: of the addresses with most waiting connections, their longest waiting ones, by a search of all."""
     waiting = {}
@@ -191,7 +183,8 @@ def longest_of_the_most(connections):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_at_the_limit_the_longest_waiting_connection_of_the_address_with_most_is_closed(seed):
-    rng, known, alive = random.Random(seed), OpenConnections(12, clock=Clock()), []  # in the order of their last wait
+    rng, known = random.Random(seed), OpenConnections(12, clock=Clock(100.0))
+    alive = []  # in the order of their last wait
     for _ in range(300):
         event, some = rng.random(), rng.choice(alive) if alive else None
         if some is None or event < 0.5:
@@ -217,7 +210,7 @@ def test_at_the_limit_the_longest_waiting_connection_of_the_address_with_most_is
 
 
 def test_an_address_with_many_waiting_connections_may_replace_few_a_second():
-    clock = Clock()
+    clock = Clock(100.0)
     known = OpenConnections(100, ["10.1.0.0/16", "10.2.0.9"], clock)
     for _ in range(100):
         assert known.admits("10.0.0.1")
@@ -250,7 +243,7 @@ def test_an_address_with_many_waiting_connections_may_replace_few_a_second():
     ],
 )
 def test_an_address_of_ipv6_is_its_network(one, other, same):
-    known = OpenConnections(FEW + 1, clock=Clock())
+    known = OpenConnections(FEW + 1, clock=Clock(100.0))
     for _ in range(FEW + 1):
         known.open(Opened(one), one)
     found = sum(known.admits(other) for _ in range(2 * REPLACED_PER_S))

@@ -12,18 +12,11 @@ from hypothesis import strategies as st
 from casemate.errors import BackendError
 from casemate.gateway.auth.keys import ApiKey, Grant
 from casemate.gateway.auth.rate_limits import FIRST_BLOCK, RateLimits, Rejection, TokenBudget
-from tests.fakes import Memory
+from tests.fakes import Clock, Memory
 
 
 def a_key(id_="k", **grant):
     return ApiKey(id_, Grant("n", **grant), "", datetime.now(UTC))
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def admit(limits, key):

@@ -8,59 +8,36 @@ import html
 import json
 import time
 import urllib.parse
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from casemate.backends.event_stores.sql import SqlEventStore
-from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import ConfigError
 from casemate.guard.defenses.honeytoken import HoneyToken
-from casemate.guard.guard import Guard
 from casemate.guard.watermarks.detection import MAX_HELD, SEARCH_INTERVAL
 from casemate.guard.watermarks.honeytoken_keys import FORMS, HoneytokenKeyFile, format_credential
 from casemate.protocols import Generator
-from casemate.rag.pipeline import Rag, join_stream
+from casemate.rag.pipeline import join_stream
 from casemate.testing import check_defense
 from casemate.types import UNKNOWN, Action, Document, Hit, Prompt, Query, Retrieval, SimilarityStats
-from tests.fakes import BagOfWords, Memory, documents
+from tests.fakes import Memory
+from tests.unit.piecewise import Piecewise, guards
 
 BEFORE = "The north bridge was closed on 3 May 2031, after divers had found cracks in two of its piers. "
 AFTER = " Buses cross at Wexcombe now, and the repair will cost 4.2 million marks."
 
 
 @dataclass
-class Says(Generator):
-    """Streams the result of a function of the prompt; records prompts and how far it was read."""
-
+class Says(Piecewise):
     answer: object = staticmethod(lambda prompt: BEFORE + AFTER)
-    size: int = 5
-    prompts: list = field(default_factory=list)
-    written: int = 0
-
-    async def stream(self, prompt):
-        self.prompts.append(prompt)
-        text = self.answer(prompt)
-        for i in range(0, len(text), self.size):
-            self.written += 1
-            yield text[i : i + self.size]
 
 
 @pytest.fixture
 def make(tmp_path):
-    opened = contextlib.ExitStack()
-
-    def guard(generator, enforce=True, **options):
-        index = opened.enter_context(contextlib.closing(SqliteIndex(tmp_path / "i.db")))
-        rag, store = Rag(BagOfWords(), index, generator), Memory()
-        held = documents(30)
-        index.add(held, rag.embedder.embed([d.content for d in held]))
-        defense = HoneyToken(**({"keys": tmp_path / "honey.json", "store": store} | options))
-        return Guard(rag, [defense], enforce=enforce, store=store), store
-
-    with opened:
+    with guards(tmp_path, lambda **options: HoneyToken(**{"keys": tmp_path / "honey.json"} | options)) as guard:
         yield guard
 
 

@@ -323,12 +323,15 @@ async def guarded_library(app, tools=(), address=LIBRARY, token=None, **variable
             yield client
 
 
-async def test_another_servers_results_pass_the_guard(app):
+async def test_another_servers_results_pass_the_guard_with_one_verdict_of_each_defense(app):
     async with guarded_library(app) as client:
         offered = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert "read_document" not in offered  # it has no query
         assert "documents" in offered["search"].output_schema["properties"]
         ids = found(await client.call_tool("search", {"query": SECRET}))
+        app.store.flush()
+        (verdict,) = app.store.scan("verdict")  # one of each defense
+        assert verdict.body["flagged"] and verdict.body["hidden"] == ["d3"]
         text = found(await client.call_tool("search_text", {"query": SECRET}))
         free = found(await client.call_tool("search", {"query": DOCUMENTS["d7"].text}))
     assert len(ids) == 5 and "d3" not in ids
@@ -427,14 +430,6 @@ async def test_a_client_does_not_see_that_the_other_server_is_too_slow(app, monk
     async with guarded_library(app) as client:
         ids = found(await client.call_tool("search_slow", {"query": SECRET}))
     assert len(ids) == 5 and "d3" not in ids
-
-
-async def test_a_call_of_another_servers_tool_has_one_verdict_of_each_defense(app):
-    async with guarded_library(app) as client:
-        await client.call_tool("search", {"query": SECRET})
-        app.store.flush()
-        (verdict,) = app.store.scan("verdict")
-    assert verdict.body["flagged"] and verdict.body["hidden"] == ["d3"]
 
 
 @pytest.mark.slow

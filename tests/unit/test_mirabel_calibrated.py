@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 from dataclasses import replace
-from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,13 +35,6 @@ from tests.fakes import BagOfWords, Memory, Parrot
 HEADS, TAILS = ("ba", "ce", "di", "fo", "gu", "ha"), ("a", "ek", "in", "or")
 VOCABULARY = [head + middle + tail for head in HEADS for middle in "lmnrst" for tail in TAILS]
 K = 3
-
-
-class Bag(BagOfWords):
-    """The same with cached words."""
-
-    _direction = cache(BagOfWords._direction)
-    __hash__ = object.__hash__
 
 
 def sentence(rng, words=9):
@@ -76,7 +68,7 @@ HELD = corpus(120)
 def learnt(tmp_path_factory):
     """A calibration on the corpus."""
     index = SqliteIndex(tmp_path_factory.mktemp("learnt") / "index.db")
-    rag = Rag(Bag(), index, Parrot())
+    rag = Rag(BagOfWords(), index, Parrot())
     index.add(HELD, rag.embedder.embed([d.content for d in HELD]))
     settings = CalibrationSettings(k=K, documents=60, questions=400)
     defense = Mirabel(embedder=rag.embedder, index=index)
@@ -94,7 +86,7 @@ def make(tmp_path, learnt):
         path = tmp_path / f"{len(opened)}.json"
         if found is not None:
             calibration.write_calibration(path, "default", found)
-        index, embedder = SqliteIndex(tmp_path / f"{len(opened)}.db"), Bag()
+        index, embedder = SqliteIndex(tmp_path / f"{len(opened)}.db"), BagOfWords()
         opened.append(index)
         rag = Rag(embedder, index, Parrot())
         if held:
@@ -209,7 +201,7 @@ def test_blocked_sources_are_excluded_from_the_retrieval_of_sentences(judging):
     whole = retrieval([0.3, *BELOW], names=["y", *[f"o{i}" for i in range(len(BELOW))]])
     text = "Amber birch cedar delta. Ember flint grove heron."
     for barred in (False, True):
-        mirabel = judging(learnt, embedder=Bag(), index=Sentences([], np.empty((0, 64))))
+        mirabel = judging(learnt, embedder=BagOfWords(), index=Sentences([], np.empty((0, 64))))
         if barred:
             mirabel.withheld.add("default", "anna", "barred")
         assert judge(mirabel, whole, text=text).verdict.evidence["flagged"] == (["y"] if barred else [])
@@ -330,7 +322,7 @@ def test_a_readable_source_counts_in_the_retrieval_of_a_sentence_although_it_was
     whole = retrieval([0.3, *BELOW], names=["y", *[f"o{i}" for i in range(len(BELOW))]])
     text = "Amber birch cedar delta. Ember flint grove heron."
     for client, flagged in (("anna", []), ("otto", ["y"])):
-        mirabel = judging(learnt, embedder=Bag(), index=Sentences([], np.empty((0, 64))))
+        mirabel = judging(learnt, embedder=BagOfWords(), index=Sentences([], np.empty((0, 64))))
         mirabel.withheld.add("default", client, "granted")
         assert judge(mirabel, whole, client=client, text=text).verdict.evidence["flagged"] == flagged
 
@@ -720,7 +712,7 @@ def test_defense_raises_without_a_valid_calibration(judging, tmp_path):
     with pytest.raises(DataError, match="no calibration"):
         judge(Mirabel(calibration=tmp_path / "none.json"), retrieval([0.9, *BELOW]))
     with pytest.raises(DataError, match="stale.*999999"):
-        mirabel = judging(plain([0.1]), embedder=Bag())
+        mirabel = judging(plain([0.1]), embedder=BagOfWords())
         judge(mirabel, retrieval([0.9, *BELOW], n=999_999))
 
 
@@ -791,7 +783,7 @@ class Listed(Index):
         return Listed([self.held[i] for i in kept], self.E[kept])
 
 
-EMBEDDER = Bag()
+EMBEDDER = BagOfWords()
 WORDS = [f"{w}{i}" for i in range(8) for w in VOCABULARY[:40]]
 
 

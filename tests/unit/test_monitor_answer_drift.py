@@ -109,13 +109,11 @@ class TestFalseAlarms:
 
 class TestPower:
     def test_detects_refusals_caused_by_a_jamming_attack(self):
-        windows = changing(traffic, {"refused": 0.3})
-        number, alarms = first_alarm(windows, 10, paired=False)
-        assert alarms == [REFUSALS]
-        assert number <= 5
+        windows = changing(traffic, {"refused": 0.3}, windows=5)
+        assert first_alarm(windows, 10, paired=False)[1] == [REFUSALS]
 
     def test_detects_and_names_the_hub_of_a_backdoor(self):
-        windows = changing(traffic, {"hub": 0.15})
+        windows = changing(traffic, {"hub": 0.15}, windows=3)
         readings = detect_drift(windows, 10, paired=False)
         alarmed = next(r for w in readings for r in w if r.alarm)
         assert (alarmed.signal, alarmed.documents) == (HUB, ("poison",))
@@ -126,7 +124,7 @@ class TestPower:
         assert first_alarm(changing(traffic, {}), 10, paired=False) == (None, [])
 
     def test_detects_shorter_answers(self):
-        assert first_alarm(changing(traffic, {"length": 3.0}), 10, paired=False)[1] == [LENGTH]
+        assert first_alarm(changing(traffic, {"length": 3.0}, windows=3), 10, paired=False)[1] == [LENGTH]
 
     @pytest.mark.slow
     def test_detects_flagged_questions(self):
@@ -143,16 +141,13 @@ class TestPower:
 
     @pytest.mark.slow
     def test_paired_comparison_detects_a_few_refused_canaries(self):
-        number, alarms = first_alarm(changing(canaries, {"refused": range(5)}, reference=20), 20, paired=True)
-        assert alarms == [REFUSALS]
-        assert number <= 3
+        windows = changing(canaries, {"refused": range(5)}, reference=20, windows=3)
+        assert first_alarm(windows, 20, paired=True)[1] == [REFUSALS]
 
     @pytest.mark.slow
     def test_detects_changed_contexts_of_canaries(self):
-        windows = changing(canaries, {"other": range(6)}, reference=20)
-        number, alarms = first_alarm(windows, 20, paired=True)
-        assert OVERLAP in alarms or HUB in alarms
-        assert number <= 3
+        windows = changing(canaries, {"other": range(6)}, reference=20, windows=3)
+        assert {OVERLAP, HUB} & set(first_alarm(windows, 20, paired=True)[1])
 
     def test_detects_few_sources(self):
         def narrow(rng, few=False):
@@ -163,9 +158,8 @@ class TestPower:
                 for o in found
             ]
 
-        number, alarms = first_alarm(changing(narrow, {"few": True}), 10, paired=False)
-        assert alarms == [CONCENTRATION]
-        assert number <= 4
+        windows = changing(narrow, {"few": True}, windows=4)
+        assert first_alarm(windows, 10, paired=False)[1] == [CONCENTRATION]
 
 
 class TestReadings:
@@ -196,7 +190,7 @@ class TestReadings:
         assert readings[-1].reference < 0.3
 
     def test_readings_are_reproducible(self):
-        windows = changing(traffic, {})
+        windows = changing(traffic, {}, windows=3)
         assert detect_drift(windows, 10, paired=False, seed=1) == detect_drift(windows, 10, paired=False, seed=1)
 
     @pytest.mark.parametrize("reference", [0, 1])

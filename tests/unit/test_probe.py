@@ -144,6 +144,21 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+INDEX = {}
+"""The files of the index of the documents in ``place``, which all tests ask. The first test makes them."""
+
+
+def index_places(place):
+    if not INDEX:
+        assert CliRunner().invoke(cli, ["index", "--no-calibrate"]).exit_code == 0
+        made = [path for path in (place / ".casemate").rglob("*") if path.is_file()]
+        INDEX.update({path.relative_to(place): (path.read_bytes(), path.stat().st_mode) for path in made})
+    for path, (content, mode) in INDEX.items():
+        (place / path).parent.mkdir(0o700, parents=True, exist_ok=True)
+        (place / path).write_bytes(content)
+        (place / path).chmod(mode)
+
+
 def probe(place, *words, reader=None, questions=12, variants=("marker",), **sections):
     part = {"use": "openai", "base_url": reader.url, "model": "m"} if reader else {"use": "extractive"}
     section = {"questions": questions, "attacks": [{"use": "injection", "variants": list(variants)}]}
@@ -155,7 +170,7 @@ def probe(place, *words, reader=None, questions=12, variants=("marker",), **sect
     }
     (place / "casemate.yaml").write_text(yaml.safe_dump(found))
     if not (place / ".casemate").exists():
-        assert CliRunner().invoke(cli, ["index", "--no-calibrate"]).exit_code == 0
+        index_places(place)
     return CliRunner().invoke(cli, ["redteam", "probe", *words])
 
 

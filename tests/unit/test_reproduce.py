@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -341,12 +341,6 @@ def test_half_of_the_data_is_not_enough(tmp_path, name, file):
 # The experiments, on a small invented collection with a small embedder.
 
 
-class Cached(BagOfWords):
-    _direction = cache(BagOfWords._direction)
-
-    __hash__ = object.__hash__
-
-
 def write_gz(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wt", encoding="utf-8") as file:
@@ -401,7 +395,7 @@ def work(tmp_path_factory):
 @pytest.fixture
 def run(data, work, monkeypatch):
     build = laboratory.build
-    small = Cached(max_tokens=60)
+    small = BagOfWords(max_tokens=60)
     monkeypatch.setattr(laboratory, "CalibrationSettings", partial(CalibrationSettings, documents=40, questions=200))
     monkeypatch.setattr(laboratory, "build", lambda role, part: small if role == "embedder" else build(role, part))
     monkeypatch.setattr(utility, "SIZES", (5, 100))

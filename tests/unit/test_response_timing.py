@@ -15,16 +15,8 @@ from casemate.gateway import response_timing
 from casemate.gateway.response_timing import BLOCK, BLOCK_S, FEWEST, LONGEST_S, REQUEST_START, STEP, ResponseInterval
 from casemate.protocols import Defense
 from casemate.types import Outcome
+from tests.fakes import Clock
 from tests.gateways import chat, client, key, make
-
-
-class Clock:
-    """A clock that tests move."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def after(works, clock=None, shortest_s=0.1):
