@@ -52,6 +52,19 @@ def text_name(document: Document) -> str:
     return f"{document.id}\n{hashlib.blake2b(content, digest_size=8).hexdigest()}"
 
 
+def value_name(text: str) -> str:
+    """Returns the key of the recorded words of a value beside the texts of chunks, such as a file name or an author.
+
+    Equal values have one key, so a client is charged once for a value of many chunks.
+    """
+    return f"\n{hashlib.blake2b(text.encode(errors='surrogatepass'), digest_size=8).hexdigest()}"
+
+
+def is_chunk(name: str) -> bool:
+    """Whether a key of recorded words is a ``text_name``, not a ``value_name``."""
+    return not name.startswith("\n")
+
+
 def id_of(name: str) -> str:
     """Returns the id of the chunk that has a ``text_name``; events of earlier versions have the id alone."""
     return name.rpartition("\n")[0] or name
