@@ -32,7 +32,13 @@ class Delivery:
 
     def __init__(self, evidence: CrawlEvidence, query: Query, free: Mapping[str, int]) -> None:
         self._evidence, self._query, self._free = evidence, query, dict(free)
+        self._free_before = dict(free)
         self.disclosed, self.shortened = dict[str, int](), False
+
+    @property
+    def charged(self) -> dict[str, int]:
+        """Words charged to each budget."""
+        return {budget: self._free_before[budget] - left for budget, left in self._free.items()}
 
     def add(self, document: Document, parts: Sequence[str]) -> Document | None:
         """Charges the title, the values and some parts of a document, and ends it where a budget ends.
