@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from casemate.guard.client_state import crawl_evidence
 from casemate.guard.client_state.crawl_evidence import CrawlEvidence, text_name
 from casemate.guard.defenses import crawl_limit
-from casemate.guard.defenses.crawl_limit import CrawlLimit, Grade
+from casemate.guard.defenses.crawl_limit import CrawlLimit, Grade, delivery
 from casemate.guard.defenses.crawl_limit.delivery import Delivery
 from casemate.protocols import Defense, Generator
 from casemate.rag.pipeline import join_stream
@@ -31,9 +33,22 @@ def chunk(number, sentences=4, words=10):
     return Document(f"d{number}", ". ".join(part.capitalize() for part in parts) + ".", f"title{number}")
 
 
+def with_values(number, sentences, words):
+    """The same with words in its source, its id and its metadata."""
+    source = f"files/s{number}y0-s{number}y1.md"
+    metadata = {f"k{number}": [f"m{number}y0 m{number}y1", {f"m{number}y2": number}], "author": f"a{number % 3}"}
+    return replace(chunk(number, sentences, words), id=f"{source}#i{number}", source=source, metadata=metadata)
+
+
 def words_of(documents):
-    """The distinct words in some documents: each occurs once in the collection."""
+    """The distinct words in title and text of some documents: each occurs once in the collection."""
     return {word.strip(".").lower() for d in documents for word in d.content.split()}
+
+
+def all_words_of(documents):
+    """The distinct words in all fields of some documents."""
+    values = " ".join(f"{d.id} {d.source} {d.metadata}" for d in documents)
+    return words_of(documents) | set(re.findall(r"[a-z0-9]+", values))
 
 
 def only_budget(**options):
@@ -87,10 +102,10 @@ def crawl(seed, steps=60):
     async def run():
         for _ in range(steps):
             numbers = rng.sample(range(60), rng.randrange(1, 6))
-            documents = [chunk(n, rng.randrange(1, 8), 10) for n in numbers]
+            documents = [with_values(n, rng.randrange(1, 8), 10) for n in numbers]
             name, text = rng.choice(sorted(obtained)), f"W{rng.choice(numbers)}x0x0 and more"
             if rng.random() < 0.8:
-                obtained[name] |= words_of(await fetch(limit, documents, name, text))
+                obtained[name] |= all_words_of(await fetch(limit, documents, name, text))
             else:
                 await answered(limit, documents, name, text)
 
@@ -118,6 +133,7 @@ def test_clients_that_fetch_documents_obtain_at_most_their_budgets(seed):
 @pytest.mark.parametrize(
     ("kind", "name", "fault"),
     [
+        (delivery, "_values", lambda *_: iter(())),
         (CrawlLimit, "on_deliver", Defense.on_deliver),
         (Delivery, "_fits", lambda *_: True),
         (CrawlEvidence, "record_given", lambda *_: None),
@@ -139,7 +155,7 @@ def test_a_crawler_obtains_its_budget_and_no_more(clients, budget):
 
     async def run(name, first):
         found = [await fetch(limit, [chunk(n)], name, f"W{n}x0x0") for n in range(first, first + 40)]
-        return words_of([d for some in found for d in some])
+        return all_words_of([d for some in found for d in some])
 
     obtained = [asyncio.run(run(name, 40 * i)) for i, name in enumerate(names)]
     assert all(budget - min(LEAST, budget / 10) <= len(words) <= budget for words in obtained)
@@ -151,10 +167,10 @@ def test_a_text_ends_where_the_budget_ends_and_words_given_before_are_free():
     whole = asyncio.run(fetch(limit, documents[:1], "ann"))
     assert whole == documents[:1]
     assert asyncio.run(fetch(limit, documents[:1], "ann")) == whole
-    assert limit.evidence.disclosed_words(Query("", "ann")) == 41
+    assert limit.evidence.disclosed_words(Query("", "ann")) == 42  # one of them is the id
     more = asyncio.run(fetch(limit, documents, "ann"))
     assert [d.id for d in more] == ["d1", "d2", "d3"] and more[:2] == documents[:2]
-    assert documents[2].text.startswith(more[2].text) and len(words_of(more[2:])) == 100 - 2 * 41
+    assert documents[2].text.startswith(more[2].text) and len(all_words_of(more[2:])) == 100 - 2 * 42
     assert asyncio.run(fetch(limit, documents, "ann")) == []
 
 
@@ -166,7 +182,7 @@ def test_from_most_of_the_budget_on_the_nearest_sentences_are_given_and_charged(
     found = asyncio.run(fetch(limit, [chunk(5), chunk(6)], "ann", "W5x1x3 w5x3x2 not"))
     parts = chunk(5).text.split(" W")
     assert [(d.id, d.title, d.text) for d in found] == [("d5", "title5", f"W{parts[1]} W{parts[3]}")]
-    assert limit.evidence.disclosed_words(Query("", "ann")) == before + 21
+    assert limit.evidence.disclosed_words(Query("", "ann")) == before + 22
     expected = DisclosureCounter([chunk(5).content]).read(found[0].text)[0]
     assert (
         limit.evidence.disclosed(Query("", "ann"), text_name(chunk(5))) == expected | 1
@@ -186,9 +202,9 @@ def test_an_answer_from_fetched_texts_is_free_and_a_retrieval_for_an_answer_cost
     asyncio.run(limit.on_retrieve(query, retrieval))
     assert limit.evidence.disclosed_words(query) == 0
     asyncio.run(fetch(limit, documents, "ann"))
-    assert limit.evidence.disclosed_words(query) == 82
+    assert limit.evidence.disclosed_words(query) == 84
     assert len(words_of(asyncio.run(answered(limit, documents, "ann")))) == 82
-    assert limit.evidence.disclosed_words(query) == 82
+    assert limit.evidence.disclosed_words(query) == 84
 
 
 def test_words_that_an_unfinished_answer_has_reserved_are_not_given():
@@ -245,7 +261,7 @@ def test_other_texts_with_the_id_of_a_text_given_before_are_charged():
     limit = only_budget(budget=100, tenant_budget=150)
     found = [asyncio.run(fetch(limit, [d], "ann")) for d in same]
     assert len(words_of([d for some in found for d in some])) == 80  # two texts; no sentence of others is near
-    assert len(words_of(asyncio.run(limit.on_deliver(Query("x", "bob"), same[5:])))) == 150 - 80
+    assert len(all_words_of(asyncio.run(limit.on_deliver(Query("x", "bob"), same[5:])))) == 150 - 80
     answers = only_budget(budget=100)
     told = [asyncio.run(answered(answers, [d], "ann")) for d in same]
     assert len(words_of([d for some in told for d in some])) <= 100
@@ -333,9 +349,10 @@ def test_over_http_documents_and_answers_share_the_budget_and_fetched_texts_are_
     with client(app, key(app, retrieve=True)) as http:
         data = http.post("/v1/retrieve", json={"question": "only3", "k": 2}).json()["data"]
         (name,) = {name for _, name in limit.evidence._clients}
-        assert limit.evidence.disclosed_words(Query("", name)) == sum(len(d["text"].split()) for d in data) == 80
+        assert sum(len(d["text"].split()) for d in data) == 80
+        assert limit.evidence.disclosed_words(Query("", name)) == 82  # and two ids
         answer = http.post("/v1/chat/completions", json=chat("only3")).json()["choices"][0]["message"]["content"]
-    assert 100 < len(set(answer.split())) <= limit.evidence.disclosed_words(Query("", name)) <= 200
+    assert 100 < len(set(answer.split())) <= limit.evidence.disclosed_words(Query("", name)) <= 202
 
 
 def test_over_http_observe_mode_changes_nothing_and_counts(tmp_path):

@@ -169,10 +169,12 @@ def test_wiring_tells_what_is_not_protected(wrap, caplog):
 
 def test_a_client_obtains_at_most_the_budget_of_crawl_limit():
     settings, lengths = config(defenses=[{"use": "crawl_limit", "budget": 200, "questions": 10_000}]), {}
+    values = set()
     retriever = InMemoryEmbeddingRetriever(filled(), top_k=3)
     guarded = GuardedHaystackRetriever(retriever, Embedder(), config=settings, fit=False)
     with closing(guarded.protection):
         for n in range(0, 80, 2):
             for d in guarded.run(query=f"only{n} only{n + 1}", client="eve")["documents"]:
                 lengths[d.id] = max(lengths.get(d.id, 0), len(d.content.split()))
-    assert 180 <= sum(lengths.values()) <= 200
+                values |= {d.id, "source", "id", "n", *map(str, d.meta.values())}
+    assert 180 <= sum(lengths.values()) + len(values) <= 200

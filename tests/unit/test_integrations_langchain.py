@@ -792,12 +792,13 @@ def test_sources_are_hidden_whole_and_rows_of_a_table_are_records(calibration):
 
 
 def words_obtained(found):
-    """Words of each document, of which several results may have different beginnings."""
+    """Words of each document, of which several results may have different beginnings, and of ids and metadata."""
     lengths = {}
     for d in found:
         assert text_of(d.id).startswith(d.page_content)
         lengths[d.id] = max(lengths.get(d.id, 0), len(d.page_content.split()))
-    return sum(lengths.values())
+    values = {str(value) for d in found for value in (d.id, *d.metadata, *d.metadata.values())}
+    return sum(lengths.values()) + len(values)
 
 
 WAYS = {

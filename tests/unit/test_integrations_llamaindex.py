@@ -241,6 +241,7 @@ def test_wiring_tells_what_is_not_protected(wrap, caplog):
 @pytest.mark.parametrize("way", ["retriever", "postprocessor"])
 def test_a_client_obtains_at_most_the_budget_of_crawl_limit(way):
     settings, lengths = config(defenses=[{"use": "crawl_limit", "budget": 200, "questions": 10_000}]), {}
+    values = set()
     retriever = guarded(filled(), config=settings, fit=False, similarity_top_k=3)
     with closing(retriever.protection), client_context("eve"):
         judged = retriever.as_postprocessor()
@@ -250,4 +251,20 @@ def test_a_client_obtains_at_most_the_budget_of_crawl_limit(way):
             asked = retriever.retrieve(bundle) if way == "retriever" else judged.postprocess_nodes(given, bundle)
             for found in asked:
                 lengths[found.node_id] = max(lengths.get(found.node_id, 0), len(found.text.split()))
-    assert 180 <= sum(lengths.values()) <= 200
+                values |= {found.node_id, *found.metadata, *map(str, found.metadata.values())}
+    assert 180 <= sum(lengths.values()) + len(values) + 3 * len(lengths) <= 200  # each has a "source of" its id
+
+
+def test_metadata_of_related_nodes_counts():
+    settings = config(defenses=[{"use": "crawl_limit", "budget": 200, "questions": 10_000}])
+    nodes = [node(d) for d in corpus()]
+    for number, one in enumerate(nodes):
+        metadata = {"section": " ".join(f"r{number}x{i}" for i in range(30))}
+        one.relationships[NodeRelationship.NEXT] = RelatedNodeInfo(node_id=f"next{number}", metadata=metadata)
+    retriever = guarded(VectorStoreIndex(nodes, embed_model=Model()), config=settings, fit=False, similarity_top_k=3)
+    obtained = set()
+    with closing(retriever.protection), client_context("eve"):
+        for n in range(0, 40, 2):
+            for found in retriever.retrieve(QueryBundle(f"only{n} only{n + 1}")):
+                obtained |= set(found.node.relationships[NodeRelationship.NEXT].metadata["section"].split())
+    assert 60 <= len(obtained) <= 200

@@ -124,7 +124,7 @@ def test_documents_of_another_retriever_are_charged_unless_the_guard_is_off(tmp_
         kept = asyncio.run(judge_found(app.guard, query, [TEXT["d30"], TEXT["d31"]], off=off))
     assert [d.id for d in kept[:2]] == ["d30", "d31"]
     assert limit.evidence.disclosed_words(query) == (0 if off else 50)
-    assert sum(len(d.text.split()) for d in kept) == (5 * 13 if off else 50)
+    assert sum(1 + len(d.text.split()) for d in kept) == (5 * 14 if off else 50)  # with their ids
 
 
 @pytest.mark.parametrize("off", [False, True])

@@ -200,11 +200,19 @@ class Guard:
             _, verdicts = await self.judging_only()._retrieve(replace(query, text=current.question, id=current.id))
             self._mark_judged(current, query, verdicts)
 
-    async def deliver(self, query: Query, documents: Sequence[Document]) -> Sequence[Document]:
+    async def deliver(
+        self, query: Query, documents: Sequence[Document], *, metadata: bool = True
+    ) -> Sequence[Document]:
         """Returns retrieved documents as they may be handed to the client itself, in place of an answer.
 
         Call it once for each query whose documents leave Casemate, with exactly these.
+
+        Args:
+            query: The query.
+            documents: The documents.
+            metadata: Whether their metadata is handed over, too. If not, the documents are returned without.
         """
+        documents = documents if metadata else [replace(document, metadata={}) for document in documents]
         given = documents
         for defense in self.defenses:
             try:

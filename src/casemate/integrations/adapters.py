@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -168,3 +169,9 @@ def stack_vectors(vectors: Sequence[Any], dim: int) -> Vector:
 def document_of(row: FrameworkDocument) -> Document:
     """Converts a framework's document for the guard."""
     return Document(row.id, row.text, source=row.source, metadata=row.metadata)
+
+
+def whole_document_of(row: FrameworkDocument) -> Document:
+    """Converts a framework's document with all that the framework hands over of it."""
+    beside = {"related": row.related} if row.related else {}
+    return replace(document_of(row), metadata={**row.metadata, **beside})

@@ -90,6 +90,7 @@ class FrameworkDocument(NamedTuple):
         score: The framework's own score; None: unknown.
         cosine: Exact cosine to the question; None: unknown.
         released: Whether it is what several sources state together: no client is charged for it.
+        related: Ids and metadata of related documents that the framework's object has.
     """
 
     id: str
@@ -100,6 +101,7 @@ class FrameworkDocument(NamedTuple):
     score: float | None = None
     cosine: float | None = None
     released: bool = False
+    related: Sequence[Any] = ()
 
 
 @dataclass(eq=False, slots=True)

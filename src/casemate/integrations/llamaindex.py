@@ -280,7 +280,16 @@ def _judged(source: BaseRetriever, judge: GuardedLlamaIndexRetriever | None) -> 
 
 def _row(node: BaseNode, score: float | None = None) -> FrameworkDocument:
     text = node.get_content(MetadataMode.NONE)
-    return FrameworkDocument(node.node_id, text, node.metadata or NO_METADATA, node.ref_doc_id or "", node, score)
+    related = [one for info in node.relationships.values() for one in (info if isinstance(info, list) else [info])]
+    return FrameworkDocument(
+        node.node_id,
+        text,
+        node.metadata or NO_METADATA,
+        node.ref_doc_id or "",
+        node,
+        score,
+        related=[(one.node_id, one.metadata) for one in related],
+    )
 
 
 def _scored(row: FrameworkDocument) -> NodeWithScore:

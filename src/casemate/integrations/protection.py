@@ -26,7 +26,13 @@ from casemate.guard.audience import ReleasedDocument
 from casemate.guard.calibration.fitting import calibrated_defenses, calibration_due
 from casemate.guard.guard import Guard
 from casemate.guard.turn import turn
-from casemate.integrations.adapters import FrameworkCollection, FrameworkEmbedder, document_of, unit_vector
+from casemate.integrations.adapters import (
+    FrameworkCollection,
+    FrameworkEmbedder,
+    document_of,
+    unit_vector,
+    whole_document_of,
+)
 from casemate.integrations.attachment import FrameworkIndex
 from casemate.integrations.event_loop import EventLoopPool
 from casemate.integrations.guarded_query import (
@@ -328,7 +334,7 @@ class Protection:
 
     async def _delivered(self, query: Query, rows: Sequence[FrameworkDocument]) -> list[FrameworkDocument]:
         """The documents as the application may have them. Its model reads them whole, so the client may see all."""
-        documents = [ReleasedDocument(r.id, r.text) if r.released else document_of(r) for r in rows]
+        documents = [ReleasedDocument(r.id, r.text) if r.released else whole_document_of(r) for r in rows]
         given = await self.guard.deliver(query, documents)
         texts = {(d.id, isinstance(d, ReleasedDocument)): d.text for d in given}  # both may have one id
         return [r._replace(text=texts[r.id, r.released]) for r in rows if (r.id, r.released) in texts]

@@ -59,6 +59,7 @@ async def _retrieve(gateway: Gateway, query: Query) -> Retrieval:
         return await gateway.app.guard.rag.retrieve(query)
     retrieval, _ = await gateway.app.guard.retrieve(query)
     scores = {hit.document.id: hit.score for hit in retrieval.hits}
-    given = await gateway.app.guard.deliver(query, [hit.document for hit in retrieval.hits])
+    found = [hit.document for hit in retrieval.hits]
+    given = await gateway.app.guard.deliver(query, found, metadata=False)
     await gateway.pace()
     return replace(retrieval, hits=tuple(Hit(document, scores[document.id]) for document in given))

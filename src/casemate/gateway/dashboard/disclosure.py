@@ -18,7 +18,7 @@ from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.table import Column, Table
 from casemate.gateway.dashboard.time_range import by_bin
 from casemate.gateway.dashboard.topics import TOPICS, TopicMap, TopicMapCache
-from casemate.guard.client_state.crawl_evidence import KIND, SHORTENED, id_of
+from casemate.guard.client_state.crawl_evidence import KIND, SHORTENED, id_of, is_chunk
 from casemate.guard.client_state.feed import RESET
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.reports.format import plural
@@ -34,7 +34,8 @@ class ClientDisclosure:
     """What answers disclosed to one client.
 
     Attributes:
-        chunks: Disclosed words of each chunk, one bit each, by its name (``crawl_evidence.text_name``).
+        chunks: Disclosed words of each chunk, one bit each, by its name (``crawl_evidence.text_name``), and of the
+            values of fetched chunks (``value_name``).
         exposed: Names of the chunks disclosed above the allowed share.
         shortened: Number of answers that were cut; in observe mode, that would have been.
     """
@@ -45,6 +46,11 @@ class ClientDisclosure:
     chunks: dict[str, int] = field(default_factory=dict)
     exposed: set[str] = field(default_factory=set)
     shortened: int = 0
+
+    @property
+    def chunk_count(self) -> int:
+        """Number of chunks of which words were disclosed."""
+        return sum(map(is_chunk, self.chunks))
 
     @property
     def words(self) -> int:
@@ -104,7 +110,8 @@ def disclosure(request: PageRequest) -> Page:
             words[chunk] = words.get(chunk, 0) | bits
     counts = Counter[str]()  # by the ids of the chunks, as on the map
     for name, bits in words.items():
-        counts[id_of(name)] += bits.bit_count()
+        if is_chunk(name):
+            counts[id_of(name)] += bits.bit_count()
     context = {
         "tenants": tenants,
         "tenant": tenant,
@@ -112,7 +119,7 @@ def disclosure(request: PageRequest) -> Page:
         "limit": limit,
         "chunks": len(counts),
         "total": request.app.index.moments(tenant).n,
-        "words": sum(counts.values()),
+        "words": sum(bits.bit_count() for bits in words.values()),
         "trend": _trend(request, new),
         "image": drawn and _map(request, drawn, counts, tenant),
         "map": drawn,
@@ -126,7 +133,7 @@ def _table(request: PageRequest, found: list[ClientDisclosure]) -> Table:
     columns = (
         Column("Client", lambda c: request.client_name(c.client).full.lower(), "client"),
         Column("Words", lambda c: c.words, "words", True),
-        Column("Chunks", lambda c: len(c.chunks), "chunks", True),
+        Column("Chunks", lambda c: c.chunk_count, "chunks", True),
         Column("Above the share", lambda c: len(c.exposed), "exposed", True),
         Column("Cut answers", lambda c: c.shortened, "cut", True),
         Column("Last answer", lambda c: c.last, "last", True),

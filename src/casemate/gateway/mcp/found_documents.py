@@ -68,7 +68,7 @@ async def judge_found(guard: Guard, query: Query, texts: Sequence[str], *, off: 
     released = [d for d in fill if isinstance(d, ReleasedDocument)]
     whole = [*kept, *(d for d in fill if not isinstance(d, ReleasedDocument))]
     chosen = [*whole[: query.k - len(released)], *released]
-    return chosen if off else list(await guard.deliver(query, chosen))
+    return chosen if off else list(await guard.deliver(query, chosen, metadata=False))
 
 
 def find_documents(texts: Sequence[str], documents: Sequence[Document]) -> list[Document]:

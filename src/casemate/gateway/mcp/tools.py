@@ -139,7 +139,7 @@ class GuardedTools(ToolSet):
                 result = ToolResult(documents=_documents(await self.gateway.app.guard.rag.retrieve(query)))
             else:
                 found = _documents((await self.gateway.app.guard.retrieve(query))[0])
-                result = ToolResult(documents=await self.gateway.app.guard.deliver(query, found))
+                result = ToolResult(documents=await self.gateway.app.guard.deliver(query, found, metadata=False))
                 await self.gateway.pace()
         return await self.charge(key, query.text, result)
 

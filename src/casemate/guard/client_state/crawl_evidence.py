@@ -23,6 +23,7 @@ import numpy as np
 
 from casemate.guard.client_state.feed import RESET, ClientEventFeed
 from casemate.guard.client_state.withheld_documents import key_of, put_latest
+from casemate.guard.client_state.word_quotas import WordBlock, quota_name
 from casemate.protocols import EventStore
 from casemate.text.tokens import ngrams
 from casemate.types import Document, Event, Query
@@ -50,6 +51,19 @@ def text_name(document: Document) -> str:
     """
     content = document.content.encode(errors="surrogatepass")
     return f"{document.id}\n{hashlib.blake2b(content, digest_size=8).hexdigest()}"
+
+
+def value_name(text: str) -> str:
+    """Returns the key of the recorded words of a value beside the texts of chunks, such as a file name or an author.
+
+    Equal values have one key, so a client is charged once for a value of many chunks.
+    """
+    return f"\n{hashlib.blake2b(text.encode(errors='surrogatepass'), digest_size=8).hexdigest()}"
+
+
+def is_chunk(name: str) -> bool:
+    """Whether a key of recorded words is a ``text_name``, not a ``value_name``."""
+    return not name.startswith("\n")
 
 
 def id_of(name: str) -> str:
@@ -176,6 +190,7 @@ CLEAR, SUSPECTED, ALARMED = SuspicionLevel
 
 @dataclass(slots=True)
 class _ClientEvidence:
+    block: WordBlock
     shown: OrderedDict[str, float] = field(default_factory=OrderedDict)  # chunk id -> time last shown
     disclosed: dict[str, int] = field(default_factory=dict)  # chunk id -> disclosed words, one bit each
     disclosed_words: int = 0  # their number
@@ -201,6 +216,7 @@ class _ClientEvidence:
 
 @dataclass(slots=True)
 class _TenantEvidence:
+    block: WordBlock
     alarms: dict[str, float] = field(default_factory=dict)  # client -> end of its alarm
     cusums: dict[str, list[float]] = field(
         default_factory=lambda: {name: test.start() for name, test in TENANT_TESTS.items()}
@@ -338,6 +354,10 @@ class CrawlEvidence:
     def disclosed_words(self, query: Query) -> int:
         """Returns the number of words disclosed to the client."""
         return self._client(query).disclosed_words
+
+    def blocks(self, query: Query) -> tuple[WordBlock, WordBlock]:
+        """Returns what is left of the words acquired for the client, and for its tenant; a reset begins a new one."""
+        return self._client(query).block, self._tenant(query.tenant).block
 
     def tenant_words(self, tenant: str) -> int:
         """Returns the number of words that were new to a tenant."""
@@ -534,7 +554,9 @@ class CrawlEvidence:
 
     def _tenant(self, name: str) -> _TenantEvidence:
         with self._lock:
-            return self._tenants.setdefault(name, _TenantEvidence())
+            if name not in self._tenants:
+                self._tenants[name] = _TenantEvidence(WordBlock(quota_name(name, None)))
+            return self._tenants[name]
 
     def _tell(self, client: _ClientEvidence, tenant: _TenantEvidence, chunk: str, bits: int, at: float) -> None:
         """Adds disclosed words of a chunk.
@@ -579,7 +601,9 @@ class CrawlEvidence:
     def _named(self, tenant: str, client: str) -> _ClientEvidence:
         with self._lock:
             key = key_of(tenant, client)
-            state = self._clients.setdefault(key, _ClientEvidence())
+            state = self._clients.get(key)
+            if state is None:
+                state = self._clients[key] = _ClientEvidence(WordBlock(quota_name(tenant, client)))
             self._clients.move_to_end(key)
             if len(self._clients) > MAX_CLIENTS:
                 self._clients.popitem(last=False)

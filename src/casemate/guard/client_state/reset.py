@@ -6,6 +6,7 @@ from datetime import datetime
 
 from casemate.guard.client_state import crawl_evidence, withheld_documents
 from casemate.guard.client_state.feed import RESET, ClientEventFeed
+from casemate.guard.client_state.word_quotas import reset_quota
 from casemate.protocols import EventStore
 from casemate.runtime.events import append_durably
 from casemate.types import Event
@@ -26,6 +27,7 @@ def reset_client(store: EventStore, tenant: str, client: str) -> None:
     Raises:
         BackendError: If the reset could not be written.
     """
+    reset_quota(store, tenant, client)
     for kind in KINDS:
         ClientEventFeed(store, kind, 0.0, lambda *_: None).publish(tenant, client, {RESET: True})
     append_durably(store, (), "the reset")

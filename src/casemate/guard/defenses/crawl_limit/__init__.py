@@ -37,12 +37,13 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar
 
-from casemate.errors import DataError, require_range
+from casemate.errors import BackendError, DataError, require_range
 from casemate.guard.audience import ReleasedDocument
 from casemate.guard.client_state.crawl_evidence import ALARMED, CrawlEvidence, SuspicionLevel
 from casemate.guard.client_state.crawl_evidence import CLEAR as CLEAR
 from casemate.guard.client_state.feed import MAX_HOURS
 from casemate.guard.client_state.withheld_documents import SeenRequests, key_of
+from casemate.guard.client_state.word_quotas import BLOCK_SHARE, WantedWords, WordBlock, WordQuotas
 from casemate.guard.defenses.crawl_limit.delivery import Delivery
 from casemate.guard.defenses.crawl_limit.meter import DisclosureMeter, UnfinishedAnswers
 from casemate.maths.clustering import NOISE
@@ -137,6 +138,7 @@ class CrawlLimit(Defense):
         require_range("crawl_limit", self, "alarm", above=0, below=1)
         require_range("crawl_limit", self, "hours", above=0, at_most=MAX_HOURS)
         self.evidence = CrawlEvidence(self.alarm, self.colluders, self.hours * 3600, self.store)
+        self.quotas = WordQuotas(self.hours * 3600, self.store)
         self._registries: dict[str, ReindexRegistry] = {}
         self._pending: OrderedDict[str, tuple[Query, tuple[str, ...]]] = OrderedDict()  # by request
         self._recent: OrderedDict[str, deque[str]] = OrderedDict()  # texts shown to a tenant
@@ -158,6 +160,7 @@ class CrawlLimit(Defense):
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Removes chunks that the client may not be shown, and records those it is shown."""
         evidence = self.evidence
+        await self._prepare(query)
         level = evidence.record_question(query) if self._seen.is_first(query.id) else evidence.level(query)
         released = [h for h in retrieval.hits if isinstance(h.document, ReleasedDocument)]
         if (grade := self.grade(query)) is Grade.QUORUM:
@@ -211,17 +214,27 @@ class CrawlLimit(Defense):
     async def on_deliver(self, query: Query, documents: Sequence[Document]) -> Sequence[Document]:
         """Charges every word of the texts that the client is given, and ends them where a budget ends."""
         self.evidence.expire(query)  # documents may be looked up by their ids, without a question
+        await self._prepare(query)
         grade = self.grade(query)
-        with self._lock:  # nothing else is charged or reserved meanwhile
-            self._pending.pop(query.id, None)
-            delivery, given = Delivery(self.evidence, query, self._free(query)), list[Document | None]()
-            for document in documents:
-                if isinstance(document, ReleasedDocument):
-                    given.append(document)
-                elif grade is not Grade.QUORUM:
-                    given.append(delivery.add(document, self._parts(grade, query.text, document.text)))
-            self.evidence.record_given(query, delivery.disclosed, delivery.shortened)
-        return [document for document in given if document is not None]
+        while True:
+            with self._lock:  # nothing else is charged or reserved meanwhile
+                delivery, given = self._deliver(query, grade, documents)
+                if not (wanted := self._lacking(query, delivery.charged)):
+                    self._pending.pop(query.id, None)
+                    self.give(query, delivery.charged)
+                    self.evidence.record_given(query, delivery.disclosed, delivery.shortened)
+                    return given
+            await asyncio.to_thread(self.quotas.acquire, wanted)
+
+    def _deliver(self, query: Query, grade: Grade, documents: Iterable[Document]) -> tuple[Delivery, list[Document]]:
+        """Returns what the client may be given of some documents. Requires the lock."""
+        delivery, given = Delivery(self.evidence, query, self._free(query)), list[Document | None]()
+        for document in documents:
+            if isinstance(document, ReleasedDocument):
+                given.append(document)
+            elif grade is not Grade.QUORUM:
+                given.append(delivery.add(document, self._parts(grade, query.text, document.text)))
+        return delivery, [document for document in given if document is not None]
 
     def _parts(self, grade: Grade, question: str, text: str) -> Sequence[str]:
         """Returns the parts of a text that a client of this grade may be given."""
@@ -296,9 +309,8 @@ class CrawlLimit(Defense):
 
     def grade(self, query: Query) -> Grade:
         """Returns what the client is answered from."""
-        budgets = [(self.budget, self.evidence.disclosed_words(query))]
-        if self.tenant_budget:
-            budgets.append((self.tenant_budget, self.evidence.tenant_words(query.tenant)))
+        used = self._used(query)
+        budgets = [(most, used[name]) for name, (most, _, _) in self._budgets(query).items()]
         if any(budget - used < min(LEAST_ANSWER, budget / 10) for budget, used in budgets):
             return Grade.QUORUM
         scarce = any(used >= EXTRACTS_FROM * budget for budget, used in budgets)
@@ -319,23 +331,74 @@ class CrawlLimit(Defense):
         """
         client, tenant = key_of(query.tenant, query.client), (query.tenant, None)
         needed = {"budget": new - words, "tenant_budget": tenant_new - words}
+        while True:
+            with self._lock:
+                free = {name: left - needed[name] for name, left in self._free(query).items()}
+                if exhausted := [name for name, left in free.items() if left < 0]:
+                    return 0, exhausted[0]
+                ahead = min(RESERVED_AHEAD, min(free.values()) // RESERVED_AHEAD)
+                if not (wanted := self._lacking(query, {name: count + ahead for name, count in needed.items()})):
+                    self._in_flight[client] += new + ahead - words
+                    self._in_flight[tenant] += new + ahead - words
+                    return ahead, ""
+            try:
+                self.quotas.acquire(wanted)
+            except BackendError as error:
+                log.error("crawl_limit ends an answer, because it cannot count its words: %s", error)
+                return 0, "budget"
+
+    def give(self, query: Query, words: Mapping[str, int]) -> None:
+        """Takes words that were disclosed from those acquired for each budget."""
+        for name, (_, block, _) in self._budgets(query).items():
+            self.quotas.give(block, words[name])
+
+    async def _prepare(self, query: Query) -> None:
+        """Acquires words for a usual answer, unless enough of those acquired before are left."""
         with self._lock:
-            free = {name: left - needed[name] for name, left in self._free(query).items()}
-            if exhausted := [name for name, left in free.items() if left < 0]:
-                return 0, exhausted[0]
-            ahead = min(RESERVED_AHEAD, min(free.values()) // RESERVED_AHEAD)
-            self._in_flight[client] += new + ahead - words
-            self._in_flight[tenant] += new + ahead - words
-            return ahead, ""
+            usual = {name: max(1, most // (2 * BLOCK_SHARE)) for name, (most, _, _) in self._budgets(query).items()}
+            wanted = self._lacking(query, usual)
+        if wanted:
+            await asyncio.to_thread(self.quotas.acquire, wanted)
+
+    def _lacking(self, query: Query, words: Mapping[str, int]) -> list[WantedWords]:
+        """Returns what must be acquired before words of some budgets may be disclosed. Requires the lock.
+
+        Nothing for a budget of which no words are left.
+        """
+        wanted = list[WantedWords]()
+        for name, (most, block, owner) in self._budgets(query).items():
+            held = self.quotas.words_left(block)
+            lacking = words.get(name, 0) + self._in_flight[owner] - held
+            if lacking > 0 < words.get(name, 0) and self.quotas.most_left(block, most) > held:
+                wanted.append(WantedWords(block, lacking, most))
+        return wanted
+
+    def _budgets(self, query: Query) -> dict[str, tuple[int, WordBlock, tuple[str, str | None]]]:
+        """Returns the limit of each budget, the words acquired from it, and its owner in ``_in_flight``."""
+        block, tenant_block = self.evidence.blocks(query)
+        budgets: dict[str, tuple[int, WordBlock, tuple[str, str | None]]] = {
+            "budget": (self.budget, block, key_of(query.tenant, query.client))
+        }
+        if self.tenant_budget:
+            budgets["tenant_budget"] = self.tenant_budget, tenant_block, (query.tenant, None)
+        return budgets
+
+    def _used(self, query: Query) -> dict[str, int]:
+        """Returns the used words of each budget: those disclosed, or those counted in the event store if more."""
+        disclosed = {"budget": self.evidence.disclosed_words(query)}
+        if self.tenant_budget:
+            disclosed["tenant_budget"] = self.evidence.tenant_words(query.tenant)
+        return {
+            name: max(disclosed[name], most - self.quotas.most_left(block, most))
+            for name, (most, block, _) in self._budgets(query).items()
+        }
 
     def _free(self, query: Query) -> dict[str, int]:
         """Returns the words of each budget that are neither disclosed nor reserved. Requires the lock."""
-        reserved = self._in_flight[key_of(query.tenant, query.client)]
-        free = {"budget": self.budget - self.evidence.disclosed_words(query) - reserved}
-        if self.tenant_budget:
-            used = self.evidence.tenant_words(query.tenant) + self._in_flight[query.tenant, None]
-            free["tenant_budget"] = self.tenant_budget - used
-        return free
+        used = self._used(query)
+        return {
+            name: most - used[name] - self._in_flight[owner] for name, (most, _, owner) in self._budgets(query).items()
+        }
 
     def release(self, query: Query, words: int) -> None:
         """Ends the reservation of an answer."""

@@ -130,6 +130,7 @@ class DisclosureMeter:
         self.disclosing, self.exposed = dict.fromkeys(self.names, 0), frozenset[str]()
         self._hidden = [0] * len(self.names)
         self._checked_to = self._reserved_to = -1.0
+        self._given = False
         self._read_evidence()
         limit.unfinished.add(self)
 
@@ -310,11 +311,19 @@ class DisclosureMeter:
             new = self._new(covered, self.disclosed)
             disclosed = {i: bits | added for i, bits, added in zip(self.names, covered, new, strict=True)}
             exposed, _ = self._exposed(self._credited())
+            self._give(new)
             self.limit.evidence.record_answer(self.query, text, disclosed, exposed, self.limit_reached, self.cut)
             if self.cut:  # for the operator; the event above is what is kept
                 append(None, self.query, self._verdict())
         finally:
             self.close()
+
+    def _give(self, new: Iterable[int]) -> None:
+        """Takes the words that the answer disclosed from those acquired for its client and tenant."""
+        tenant_new = self._new(self.counter.covered, self.disclosed_to_tenant)
+        words, tenant_words = (sum(bits.bit_count() for bits in masks) for masks in (new, tenant_new))
+        self.limit.give(self.query, {"budget": words, "tenant_budget": tenant_words})
+        self._given = True
 
     def _verdict(self) -> Verdict:
         limits = {"quote_words": self.most_words, "whole": self.most}
@@ -324,6 +333,9 @@ class DisclosureMeter:
 
     def close(self) -> None:
         """Ends the reservation. The answer no longer counts as unfinished."""
+        if not self._given:  # it could not be recorded
+            self.limit.give(self.query, dict.fromkeys(("budget", "tenant_budget"), self.reserved))
+            self._given = True
         self.limit.release(self.query, self.reserved)
         self.reserved = 0
         self.limit.unfinished.remove(self)
