@@ -44,6 +44,8 @@ BRIDGE = (
     "Construction took eight years. The bridge in Sydney, opened in 1932, is painted in one color only.",
     "Guests ask for its age. Opened in 1932, the Sydney bridge has a museum in its southern tower.",
 )
+SURNAMES = [f"Vesna {name}" for name in ("Abernethy", "Brandvold", "Crevier", "Donnelly", "Eikrem")]
+JOBS = ("welder", "buyer", "nurse", "driver", "cook")
 VOCABULARY = tuple("amber brook cedar delta ember fjord grove heron inlet jetty".split())
 
 
@@ -401,6 +403,45 @@ def test_a_unit_about_another_name_abstains(monkeypatch):
     assert asked.coverage(asked.names) == 3 / 5 and asked.coverage(asked.stems - asked.names) == 2 / 5
     monkeypatch.setattr("casemate.guard.defenses.quorum.keywords.NAME_WEIGHT", 1)
     assert "1742" in answer(other, question=question)
+
+
+def test_a_unit_about_another_person_with_the_same_first_name_abstains():
+    """Each of them contains half of the question's words. No other record decides what is said about one person."""
+    others = [
+        f"{name} lives at {i} Mill Lane. She is a {job}."
+        for i, (name, job) in enumerate(zip(SURNAMES, JOBS, strict=True))
+    ]
+    asked = AskedQuestion.of("Where does Vesna Ashgrove live?")
+    assert asked.coverage(asked.stems) == 1.0 and asked.coverage(asked.stems - {stem("ashgrove")}) == 0.0
+    assert not asked.has_names(asked.stems - {stem("ashgrove")})
+    assert answer(others, question="Where does Vesna Ashgrove live?") == UNKNOWN
+    assert answer(others, question="Where does Vesna live?") == "Mill Lane."
+
+
+@pytest.mark.parametrize(
+    "question, names",
+    [
+        ("What is Ann Lee's salary?", {"ann", "lee"}),
+        ("Did Ann Lee work for the New York Times?", {"ann", "lee", "new", "york", "times"}),
+        ("Describe Ann Lee. Describe Kay.", {"ann", "lee", "kay"}),
+        ("Who is Ann, and who is Lee?", set()),
+    ],
+)
+def test_names_of_several_words_are_required_whole(question, names):
+    asked = AskedQuestion.of(question)
+    assert {word for word in names if any(stem(word) in required for required in asked.required)} == names
+    assert len(asked.required) == len(names)
+
+
+@pytest.mark.parametrize("question", ["What is Ann Lee's salary?", "What is the salary of Ann Lee?"])
+@pytest.mark.parametrize(
+    "text", ["The salary of Ann Lee is 900.", "Ann Lee's salary is 900.", "Ann Lee’s salary is 900."]
+)
+def test_a_possessive_names_the_same_person(question, text):
+    asked, stems = AskedQuestion.of(question), frozenset().union(*(s.stems for s in read_text(text)))
+    assert asked.coverage(stems) >= asked.least and asked.has_names(stems)
+    assert asked.coverage(asked.possible_stems(text)) >= asked.least
+    assert asked.coverage(stems - asked.required[1]) == 0.0
 
 
 # Thresholds

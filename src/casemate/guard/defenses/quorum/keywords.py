@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import islice
@@ -167,6 +167,7 @@ class AskedQuestion:
     Attributes:
         stems: Stems of its content words.
         names: Those of names and numbers.
+        required: Those of each word of names of several words, in its spellings. A unit without one abstains.
         lemmas: Its lemmas: words that an answer may repeat.
         type: Position of the expected type of answer in ``answering.TYPES``; None: open.
         lower: The text in lower case.
@@ -175,6 +176,7 @@ class AskedQuestion:
 
     stems: frozenset[str]
     names: frozenset[str]
+    required: tuple[frozenset[str], ...]
     lemmas: frozenset[str]
     type: int | None
     lower: str
@@ -186,7 +188,9 @@ class AskedQuestion:
         text = _composed(text)
         languages = languages_of(text)
         plain, known = without_elision(_plain(text), languages), function_words(languages)
-        tokens = [t for s in sentences(plain) for t in Sentence(s, known).tokens]
+        read = [(s, Sentence(s, known).tokens) for s in sentences(plain)]
+        tokens = [t for _, found in read for t in found]
+        required = (w for s, found in read for t in found if " " in t.written for w in _required(t, s, known))
         kind = Question(text).type
         place = None if kind is None else TYPES.index(kind)
         lemmas = {t.lemma for t in tokens} | {lemma(w) for t in tokens for w in t.written.split()}
@@ -194,10 +198,15 @@ class AskedQuestion:
         stems = frozenset().union(*(parts for _, parts in asked))
         names = frozenset().union(*(parts for t, parts in asked if t.named))
         least = SPACELESS_COVERAGE if any(map(is_spaceless, stems)) else MIN_COVERAGE
-        return cls(stems, names, frozenset(lemmas), place, text.lower(), least)
+        return cls(stems, names, (*required,), frozenset(lemmas), place, text.lower(), least)
 
     def coverage(self, stems: frozenset[str]) -> float:
-        """Returns the share of its words among some stems, in [0, 1]; names and numbers weigh ``NAME_WEIGHT``."""
+        """Returns the share of its words among some stems, in [0, 1]; names and numbers weigh ``NAME_WEIGHT``.
+
+        It is 0 if a name of several words is not among the stems as a whole. A first name alone is another person's.
+        """
+        if not self._has_full_names(stems):
+            return 0.0
         found, most = (len(x) + (NAME_WEIGHT - 1) * len(x & self.names) for x in (stems & self.stems, self.stems))
         return found / most if most else 0.0
 
@@ -207,11 +216,14 @@ class AskedQuestion:
         A stem is the beginning of its word in lower case. Case folding maps all lower-case forms of a letter to one.
         """
         folded = _MARKS.sub("", _plain(_composed(text))).casefold()
-        return frozenset([name for name in self.stems if name.casefold() in folded])
+        return frozenset([name for name in self.stems.union(*self.required) if name.casefold() in folded])
 
     def has_names(self, stems: frozenset[str]) -> bool:
-        """Whether at least half of its names and numbers are among some stems, if it has any."""
-        return 2 * len(stems & self.names) >= len(self.names)
+        """Whether at least half of its names and numbers are among some stems, and each name of several words whole."""
+        return self._has_full_names(stems) and 2 * len(stems & self.names) >= len(self.names)
+
+    def _has_full_names(self, stems: frozenset[str]) -> bool:
+        return not any(stems.isdisjoint(word) for word in self.required)
 
     def repeats(self, token: Token) -> bool:
         """Whether a token consists of words of the question."""
@@ -231,6 +243,16 @@ class AskedQuestion:
             return frozenset()
         found = (m[0].lower() for m in TYPES[self.type].contained.finditer(text))
         return frozenset(w for match in found if match not in self.lower for w in TOKEN.findall(match))
+
+
+def _required(token: Token, sentence: str, known: Collection[str]) -> list[frozenset[str]]:
+    """The stems of each word of a name, with and without a possessive ending. Function words are left out.
+
+    At the start of a sentence the first word may be a verb, as in *Describe Ann Lee*, and is left out, too.
+    """
+    words = token.written.lower().replace("’", "'").split()[sentence.startswith(token.written) :]
+    bare = [word.removesuffix("'s") for word in words if word not in known]
+    return [frozenset(stem(word + ending) for ending in ("", "'s", "’s")) for word in bare]
 
 
 def lemma(word: str) -> str:
