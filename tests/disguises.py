@@ -7,6 +7,7 @@ import base64
 import codecs
 import hashlib
 import json
+import re
 import string
 import urllib.parse
 
@@ -258,6 +259,24 @@ ALTERED = {
     "a letter and a digit for each letter": letters(lambda c: f"{'abcdefgh'[(ord(c) - 97) % 8]}{(ord(c) - 97) // 8} "),
 }
 """Encoders whose output consists of words, or looks like words of the texts."""
+
+
+def before_vowels(syllable):
+    return lambda text: re.sub("([aeiou]+)", rf"{syllable}\1", text.lower())
+
+
+OUTLINED = {
+    "a syllable before each vowel": before_vowels("ub"),
+    "a longer syllable before each vowel": before_vowels("idig"),
+    "each vowel twice, with a letter between": letters(lambda c: f"{c}b{c}" if c in "aeiou" else c),
+    "each consonant twice, with a letter between": letters(lambda c: c if c in "aeiou" else f"{c}o{c}"),
+    "a sign for the third letter": spoiled(lambda w: f"{w[:2]}_{w[3:]}"),
+    "three letters of each word": words(lambda i, w: w[:3]),
+    "last two letters of each word": words(lambda i, w: w[-2:]),
+    "first and last letters of each word": words(lambda i, w: w[:2] + w[-2:]),
+    "other letters inside": words(lambda i, w: w[0] + shift(i)(w[1:-1]) + w[-1] if len(w) > 2 else w),
+}
+"""Encoders that change each word, but keep its place and its first or last letter."""
 
 
 def _held_out(name):

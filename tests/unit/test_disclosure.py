@@ -13,10 +13,11 @@ from casemate.demo.clinic import case_notes
 from casemate.text import disclosure
 from casemate.text.disclosure import MAX_APART, MAX_SKIP, MIN_CHAIN, DisclosureCounter
 from casemate.text.tokens import STOP_WORDS
-from tests.disguises import ALTERED, DISGUISES, INVISIBLE, OTHER_SCRIPTS, UNREADABLE
+from tests.disguises import ALTERED, DISGUISES, INVISIBLE, OTHER_SCRIPTS, OUTLINED, UNREADABLE
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
 TEXT = "Divers found deep cracks in both of the northern piers, and the bridge was closed."
+FERRY = "A ferry takes cars across the river at Wexcombe every twenty minutes until the repair of both piers is done."
 NOT_DECODED = {"base85", "polybius"}
 
 
@@ -257,6 +258,26 @@ def test_other_notes_with_altered_words_disclose_hardly_anything():
         counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45])
         bits = counter.read(ALTERED["another letter inside"](note))
         assert max(b.bit_count() / n for b, n in zip(bits, counter.lengths, strict=True)) < 0.3
+
+
+@pytest.mark.parametrize("name", OUTLINED)
+@pytest.mark.parametrize("start", [5, 15, 25])
+def test_changed_words_in_the_order_of_a_text_are_counted(name, start):
+    counter = DisclosureCounter(NOTES[start : start + 5], "", NOTES[40:45])
+    bits = counter.read(OUTLINED[name](NOTES[start + 1]))
+    assert bits[1].bit_count() > 0.7 * counter.lengths[1]
+    assert max(b.bit_count() / n for b, n in zip(bits[:1] + bits[2:], counter.lengths[1:], strict=True)) < 0.35
+
+
+@pytest.mark.parametrize("change", [str, *OUTLINED.values()])
+def test_letters_at_the_ends_of_words_of_other_notes_disclose_nothing_more(change, monkeypatch):
+    answers = [change(note) for note in NOTES[30:40]]
+    found = []
+    for read in (DisclosureCounter._read_outline, lambda self, outline: None):
+        monkeypatch.setattr(DisclosureCounter, "_read_outline", read)
+        counters = [DisclosureCounter([TEXT, FERRY], "", NOTES[:1]) for _ in answers]
+        found.append([counter.read(answer) for counter, answer in zip(counters, answers, strict=True)])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

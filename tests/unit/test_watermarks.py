@@ -1,5 +1,6 @@
 import base64
 import codecs
+import random
 from functools import lru_cache
 
 import pytest
@@ -220,6 +221,50 @@ def test_words_of_different_tokens_are_no_match():
     assert WatermarkDetector(TOKENS).best_match(DecodedText(BEFORE + mixed + AFTER)) is None
     apart = f"{TOKEN.split()[0]}{AFTER}{TOKEN.split()[1]}"
     assert WatermarkDetector(TOKENS).best_match(DecodedText(apart)) is None
+
+
+APART = {
+    "a line for each word": lambda token: "".join(
+        f"\n{w} is one of the words of it, here {w[0]}" for w in token.split()
+    ),
+    "a poem": lambda token: "".join(f"\nover the silver water {w} and a garden in the evening" for w in token.split()),
+    "in reverse order": lambda token: " and then a long remark about it, ".join(token.split()[::-1]),
+    "one word reversed": lambda token: " and a very long remark about it, ".join(
+        [token[:6], token[12:6:-1], token[14:]]
+    ),
+}
+MIXED = {
+    "pig latin": lambda word: f"{word[1:]}{word[0]}ay",
+    "ends exchanged": lambda word: f"{word[-1]}{word[1:-1]}{word[0]}",
+    "sorted letters": lambda word: "".join(sorted(word)),
+    "shuffled letters": lambda word: "".join(random.Random(word).sample(word, len(word))),
+}
+
+
+@pytest.mark.parametrize("form", APART)
+def test_a_stream_ends_at_the_last_word_of_a_token_with_other_text_between(form):
+    _, watch = filtered(BEFORE + APART[form](TOKEN) + AFTER, range(0, 900, 7))
+    assert watch.found and (watch.found.token, watch.found.form) == (TOKEN, "apart")
+
+
+def test_words_of_different_tokens_are_no_token():
+    words = [token.split()[i] for i, token in enumerate(TOKENS[:3])]
+    text = BEFORE + " and then a long remark about it, ".join([*words, words[0]]) + AFTER
+    assert filtered(text)[0] == text
+
+
+@pytest.mark.parametrize("form", MIXED)
+@pytest.mark.parametrize("token", TOKENS)
+def test_a_token_is_found_with_the_letters_of_its_words_in_another_order(form, token):
+    text = BEFORE + " ".join(map(MIXED[form], token.split())) + AFTER
+    out, watch = filtered(text, range(0, 900, 7))
+    assert watch.found and watch.found.token == token
+    assert MIXED[form](token.split()[0]) not in out
+
+
+def test_letters_of_two_words_in_another_order_are_no_token():
+    text = BEFORE + " ".join("".join(sorted(word)) for word in TOKEN.split()[:2]) + AFTER
+    assert filtered(text)[0] == text
 
 
 def test_all_tokens_of_a_text_are_returned():

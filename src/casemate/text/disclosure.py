@@ -8,6 +8,9 @@ answer that the text does not contain never break a chain, so inserted numbers a
 An answer may also repeat a text in another order. Therefore ``UNORDERED_SHARE`` of the words that only one text
 contains suffice: the answer then discloses all of its words that this text contains.
 
+An answer may change every word and keep the order (``casemate.text.outlines``). The first or last letters of ten
+consecutive words then disclose these words.
+
 Parts of the answer without a word of the texts are decoded (``casemate.text.disguises``). The search in them ignores
 spaces and also tries reversed texts and rotated alphabets. Unreadable parts are counted as copies, because their form
 may have no decoder here. A part is unreadable if its words do not resemble words of the texts.
@@ -35,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from casemate.text.disguises import INVISIBLE, LETTER_NAMES, decodings, fold_text, only_letters, without_vowels
+from casemate.text.outlines import HASHES, OUTLINE, Outline, ends_of_words
 from casemate.text.tokens import LETTERS, STOP_WORDS, UNSPACED, FunctionCache, character_pairs
 
 MIN_CHAIN = 4
@@ -192,6 +196,11 @@ def _words(folded: str) -> list[str]:
     return character_pairs(_WORD.findall(unicodedata.normalize("NFC", folded)))  # folding decomposes Korean letters
 
 
+def _parts(folded: str) -> list[list[str]]:
+    """The words of each part of a folded text between spaces."""
+    return [_words(part) for part in folded.split()]
+
+
 def _letters(words: Iterable[str]) -> int:
     """Number of letters of some words.
 
@@ -276,12 +285,17 @@ class _IndexedText:
         frequencies: Counts of these letters.
         scripts: Scripts of its letters, except Latin.
         pairs: Pairs of letters in all content words, as numbers.
+        outline: The outline of its parts between spaces.
+        starts: For each of these parts, the number of words before it; and the number of all words.
     """
 
     def __init__(self, text: str) -> None:
         found: dict[str, list[tuple[int, int]]] = {}
         start, at, self.length, self.letters = 0, 0, 0, 0
-        words = _words(fold_text(text))
+        folded = fold_text(text)
+        words, parts = _words(folded), _parts(folded)
+        self.outline = Outline(ends_of_words(parts, STOP_WORDS))
+        self.starts = [0, *accumulate(map(len, filter(None, parts)))]
         for self.length, word in enumerate(words, 1):
             self.letters += _LETTER_COUNTS[word]
             if word not in STOP_WORDS and (len(word) > 1 or word.isdigit()):
@@ -391,6 +405,13 @@ class _Context:
         return found
 
     @cached_property
+    def outlines(self) -> npt.NDArray[np.bool_]:
+        """Whether a text in the context may have an outline with a hash."""
+        found = np.zeros(HASHES, np.bool_)
+        found[np.concatenate([text.outline.hashes for text in self.texts[: self.shown]])] = True
+        return found
+
+    @cached_property
     def alphabet_weights(self) -> npt.NDArray[np.float64]:
         """For each alphabet except the first, the integer frequency of each letter in the texts."""
         frequencies = np.array([text.frequencies for text in self.texts], np.float64).sum(axis=0)
@@ -450,7 +471,8 @@ class DisclosureCounter:
         self._least_own = [float(UNORDERED_WORDS)] * len(texts)  # own words from which the answer repeats a text
         self._repeated = list[int]()  # numbers of the texts that the answer repeats
         self._undecoded, self._letters, self._size = list[str](), 0, 0
-        self._initials, self._named = "", ""  # first letters of words, and letters spelled by their names
+        self._pieces, self._new_words = list[_Piece](), 0  # pieces not read as whole words yet, number of their words
+        self._ends, self._growth = "", 0  # ends of the latest words, and ``growth`` when they were read
         self._readable = set[str]()  # words since the last decoded part
         asked = _words(fold_text(question))
         self._question = frozenset(asked)
@@ -512,11 +534,11 @@ class DisclosureCounter:
     def add(self, text: str) -> None:
         """Adds the next part of the answer. It begins with the space before a word and ends at the end of a word."""
         piece = _PIECES[text] if len(text) <= _SHORT_PIECE else _read_piece(text)
-        words, length, symbols, negligible, numeric, initials, named = piece
-        self._initials += initials
-        self._named += named
-        if len(self._initials) >= BLOCK:
-            self._read_initials()
+        words, length, symbols, negligible, numeric, _, _, _ = piece
+        if self._new_words >= BLOCK:
+            self._read_whole()
+        self._pieces.append(piece)
+        self._new_words += len(words)
         readable = 0
         if not (negligible or self._context.vocabulary.isdisjoint(words)):
             known = self._read("plain", words)
@@ -536,18 +558,42 @@ class DisclosureCounter:
 
     def finish(self) -> None:
         """Decodes the remaining part."""
-        self._read_initials()
+        self._read_whole()
         self._decode()
 
-    def _read_initials(self) -> None:
-        """Reads letters that whole words may encode: initials and letter names. The words may be readable."""
-        streams = [self._initials]
-        if 2 * len(self._named) > len(self._initials):
-            streams.append(self._named)
-        self._initials, self._named = "", ""
-        for letters in map(only_letters, streams if self._texts else ()):
-            self._read("initials", [word for _, word in self._words_in(letters)])
-            self.steps += len(letters)
+    def _read_whole(self) -> None:
+        """Reads letters that whole words may encode: initials, letter names, and ends of changed words.
+
+        Ends are not read if most of the words are disclosed otherwise.
+        """
+        if self._texts and self._new_words:
+            initials, named, ends = map("".join, list(zip(*self._pieces, strict=True))[-3:])
+            streams = [initials, named] if 2 * len(named) > len(initials) else [initials]
+            for letters in map(only_letters, streams):
+                self._read("initials", [word for _, word in self._words_in(letters)])
+                self.steps += len(letters)
+            if len(self._pieces) >= OUTLINE and self._new_words >= self.growth - self._growth:
+                self._read_outline(Outline(self._ends + ends))
+            self._ends, self._growth = ends[-2 * OUTLINE :], self.growth
+        self._pieces, self._new_words = [], 0
+
+    def _read_outline(self, outline: Outline) -> None:
+        """Discloses runs of words whose first or last letters the answer contains, if most of a run is new."""
+        for run in outline.likely(self._context.outlines):
+            self.steps += len(self._texts)
+            places = [text.outline.places.get(run) for text in self._texts]
+            is_credited = False
+            for number, place in enumerate(places):
+                if not place:
+                    continue
+                starts = self._texts[number].starts
+                bits = (1 << starts[place[1] + 1]) - (1 << starts[place[0]])
+                if 2 * (bits & ~self.bits[number]).bit_count() < OUTLINE:
+                    continue
+                self._disclose(self.bits, number, bits)
+                if number < self._shown and not is_credited:
+                    is_credited = True
+                    self._disclose(self._credited, number, bits)
 
     def _decode(self) -> None:
         """Decodes the parts without a word of the texts."""
@@ -912,18 +958,38 @@ def _windows(codes: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
     return found
 
 
-def _read_piece(text: str) -> tuple[list[str], int, int, bool, bool, str, str]:
-    """Reads a part of an answer.
+class _Piece(NamedTuple):
+    """A part of an answer.
 
-    Returns:
-        Its words, the number of their letters, and the number of its symbols. Whether it has only longer function
-        words, and whether it has numbers. The first letters of its words, and the letters spelled by their names.
+    Attributes:
+        words: Its words.
+        length: Number of their letters.
+        symbols: Number of its symbols.
+        negligible: Whether it has only longer function words.
+        numeric: Whether it has numbers.
+        initials: The first letters of its words.
+        named: Letters spelled by their names.
+        ends: The ends of its parts between spaces.
     """
-    words = _words(fold_text(text))
+
+    words: list[str]
+    length: int
+    symbols: int
+    negligible: bool
+    numeric: bool
+    initials: str
+    named: str
+    ends: str
+
+
+def _read_piece(text: str) -> _Piece:
+    folded = fold_text(text)
+    words = _words(folded)
     negligible = bool(words) and all(len(w) > 1 and w in STOP_WORDS for w in words)
     numeric = any(map(str.isdigit, words))
     initials, named = (word[0] for word in words), (LETTER_NAMES.get(word, "") for word in words)
-    return words, _letters(words), _symbols(text), negligible, numeric, "".join(initials), "".join(named)
+    ends = ends_of_words(_parts(folded), STOP_WORDS)
+    return _Piece(words, _letters(words), _symbols(text), negligible, numeric, "".join(initials), "".join(named), ends)
 
 
 _PIECES = FunctionCache(_read_piece, 4096)

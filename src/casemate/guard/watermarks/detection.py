@@ -2,9 +2,9 @@ r"""Detects watermark tokens in disguised text, and filters them out of a stream
 
 A token is found in all forms that ``text.disguises`` decodes, and reversed by letter or by word. It is also found
 rotated or mirrored in the alphabet (ROT13 and all others), without its vowels, and with two letters wrong, missing or
-added. Two adjacent words of the three suffice, or all three anywhere. Two wrong letters leave one word intact; looking
-up intact words finds any number of tokens in one pass. Rotated tokens and those without vowels are found only without
-errors.
+added. Two adjacent words of the three suffice, or all three anywhere, also far apart in a stream. Two wrong letters
+leave one word intact; looking up intact words finds any number of tokens in one pass. Near each other, the words may
+have their letters in another order. Rotated tokens and those without vowels are found only without errors.
 
 A stream is delayed by ``HELD_LETTERS`` letters. Of forms with many letters for each letter of the token (spelling
 alphabets), the filter may release the first part before it finds the rest.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from casemate.guard.watermarks.tokens import LETTERS, WORD_LETTERS
@@ -70,6 +71,13 @@ class WatermarkDetector:
         for needle in self._needles:
             for at in range(0, LETTERS, WORD_LETTERS):
                 self._words.setdefault(needle[at : at + WORD_LETTERS], []).append((needle, at))
+        self._parts: dict[str, set[tuple[str, int]]] = {}  # word, also reversed -> its token and number
+        self._sorted: dict[str, set[tuple[str, int]]] = {}  # the same by the sorted letters of a word
+        for token in set(self._needles.values()):
+            for number, word in enumerate(token.split()):
+                self._sorted.setdefault("".join(sorted(word)), set()).add((token, number))
+                for spelled in (word, word[::-1]):
+                    self._parts.setdefault(spelled, set()).add((token, number))
         self._differences = {text: needle for needle in self._needles for text in _two_word_differences(needle)}
         self._consonants = {without_vowels(needle): needle for needle in self._needles}
 
@@ -88,6 +96,11 @@ class WatermarkDetector:
     def tokens(self, text: DecodedText) -> list[str]:
         """Returns the tokens in a text, sorted."""
         return [match.token for match in self.matches(text)]
+
+    def parts(self, text: DecodedText) -> set[tuple[str, int]]:
+        """Returns the words of tokens in a text, also reversed: the token of each and its number, 0 to 2."""
+        grams = text.ngrams(WORD_LETTERS).values()
+        return {part for found in grams for word in self._parts.keys() & found for part in self._parts[word]}
 
     def partial_match(self, text: str) -> WatermarkMatch | None:
         """Returns a watermark token whose beginning ends the text, for example in a stream that stops inside the token.
@@ -109,6 +122,8 @@ class WatermarkDetector:
                 for view in views:
                     yield from (WatermarkMatch(self._needles[n], form, e) for n, e in self._verify(word, view))
             yield from (WatermarkMatch(token, form, 0) for token in self._scattered(words))
+        for token in chain.from_iterable(map(self._mixed, text.views["letters"])):
+            yield WatermarkMatch(token, "anagram", 0)
         for form, found in text.consonant_ngrams(LETTERS // 2).items():
             for letters in self._consonants.keys() & found:
                 yield WatermarkMatch(self._needles[self._consonants[letters]], form, LETTERS // 2)
@@ -125,6 +140,17 @@ class WatermarkDetector:
         if len(words) >= LETTERS // WORD_LETTERS:
             counts = Counter(needle for word in words for needle in {needle for needle, _ in self._words[word]})
             yield from (self._needles[n] for n, count in counts.items() if count == LETTERS // WORD_LETTERS)
+
+    def _mixed(self, view: str) -> Iterator[str]:
+        """Tokens of which all words are near each other, with their letters in any order."""
+        windows = ("".join(sorted(view[i : i + WORD_LETTERS])) for i in range(len(view) - WORD_LETTERS + 1))
+        last: dict[str, dict[int, int]] = {}  # token -> position of each of its words
+        for at, window in enumerate(windows):
+            for token, number in self._sorted.get(window, ()):
+                places = last.setdefault(token, {})
+                places[number] = at
+                if len(places) == LETTERS // WORD_LETTERS and max(places.values()) - min(places.values()) < 2 * LETTERS:
+                    yield token
 
     def _verify(self, word: str, view: str) -> list[tuple[str, int]]:
         """Compares the needles with this word around each of its occurrences; returns those that match, with errors."""
@@ -154,6 +180,7 @@ class WatermarkFilter:
         self.found: WatermarkMatch | None = None
         self.finished = False
         self._detector, self._held, self._new = detector, "", 0
+        self._parts = set[tuple[str, int]]()  # words of tokens in the stream so far
 
     def feed(self, piece: str) -> str:
         """Adds a piece of the stream; returns the text that may pass."""
@@ -188,10 +215,18 @@ class WatermarkFilter:
         self.found, self.finished = self.found or self._detector.partial_match(rest), True
         return "" if self.found else rest
 
+    def _apart(self, text: DecodedText) -> WatermarkMatch | None:
+        """Returns a token of which the stream contains all words so far, in any order, with other text between."""
+        self._parts |= self._detector.parts(text)
+        counts = Counter(token for token, _ in self._parts)
+        whole = (token for token, count in counts.items() if count == LETTERS // WORD_LETTERS)
+        return next((WatermarkMatch(token, "apart", 0) for token in whole), None)
+
     def _release(self, count: int) -> str:
         """Releases characters, unless the delayed text contains a token."""
         if self.found is None:
-            self.found = self._detector.best_match(DecodedText(self._held))
+            text = DecodedText(self._held)
+            self.found = self._detector.best_match(text) or self._apart(text)
         if self.found:
             self._held = ""
             return ""
