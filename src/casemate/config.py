@@ -92,6 +92,10 @@ class EntitlementSection(Section):
     metadata: Mapping[str, str | tuple[str, ...]] = Field(
         default={}, description="Metadata keys of documents with the accepted values; empty: every document."
     )
+    sources: tuple[str, ...] = Field(
+        default=(),
+        description="Patterns of names of sources, such as `public/*`; `*` matches slashes, too; empty: every one.",
+    )
 
 
 class AudienceSection(Section):
@@ -104,8 +108,9 @@ class AudienceSection(Section):
     )
     entitled: tuple[EntitlementSection, ...] = Field(
         default=(),
-        description="Rules, each with `groups` of clients, `metadata` of documents, or both. A client may read a "
-        "source in full if one rule fits both, or if the document's metadata key `readers` names the client.",
+        description="Rules of one or more of `groups` of clients, `metadata` of documents, and `sources`, patterns of "
+        "names. A client may read a source in full if one rule fits in all parts, or if the document's metadata key "
+        "`readers` names the client.",
     )
     function: str = Field(
         default="",

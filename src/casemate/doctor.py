@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -202,8 +203,13 @@ def _audience(app: App) -> Iterator[Finding]:
         yield Finding("audience", enforced, detail)
         yield from _groups(policy, clients)
         wanted = sorted({key for rule in policy.rules for key in rule.metadata or ()})
-        for tenant in app.index.tenants() if wanted else ():
+        patterns = sorted({pattern for rule in policy.rules for pattern in rule.sources})
+        for tenant in app.index.tenants() if wanted or patterns else ():
             sources = {d.source: d for documents, _ in app.index.scan(tenant) for d in documents}
+            for pattern in patterns:
+                covered = sum(fnmatchcase(name, pattern) for name in sources)
+                detail = f"tenant {tenant!r}: {covered} of {len(sources)} sources match {pattern!r}"
+                yield Finding("audience", True if covered else None, detail)
             for key in wanted:
                 lacking = sum(d.metadata.get(key) in (None, "", []) for d in sources.values())
                 detail = f"tenant {tenant!r}: {lacking} of {len(sources)} sources lack the metadata {key!r}"

@@ -55,7 +55,7 @@ def audience_policy(section: GuardSection, folder: Path) -> AudiencePolicy:
     rules = []
     for rule in section.audience.entitled:
         values = {k: frozenset([v] if isinstance(v, str) else v) for k, v in rule.metadata.items()}
-        rules.append(EntitlementRule(frozenset(rule.groups), values or None))
+        rules.append(EntitlementRule(frozenset(rule.groups), values or None, rule.sources))
     return AudiencePolicy(section.audience.unentitled, tuple(rules), _entitlement(section.audience.function, folder))
 
 

@@ -22,6 +22,8 @@ DEFAULT_TENANT = "default"
 UNKNOWN = "I don't know."
 """The uniform refusal: the answer whenever the context does not support one, whatever the reason."""
 ACL = "acl"
+READERS = "readers"
+"""Metadata key of a document that lists clients who may read it in full. ``mirabel`` uses the same."""
 """Key of a document's metadata that lists access labels; a reader needs one of them."""
 MAX_K = 1000
 """Largest number of documents that are retrieved for one answer."""

@@ -125,6 +125,21 @@ def test_a_function_entitles_by_true_alone_and_never_by_failing(result, caplog):
     assert "KeyError" in caplog.text and document.text not in caplog.text
 
 
+def test_names_of_sources_entitle():
+    rule = EntitlementRule(frozenset({"staff"}), {"kind": frozenset({"page"})}, ("public/*", "faq.md"))
+    rules = AudiencePolicy("nothing", (rule,))
+
+    def entitled(source, groups=frozenset({"staff"}), kind="page"):
+        return rules.entitles(asked(groups), Document("d", "text", source=source, metadata={"kind": kind}))
+
+    assert entitled("public/a.md") and entitled("public/x/a.md") and entitled("faq.md")
+    assert not entitled("private/public/a.md") and not entitled("x/faq.md") and not entitled("Public/a.md")
+    assert not entitled("public/a.md", frozenset()) and not entitled("public/a.md", kind="note")
+    assert rules.restricts(asked(frozenset({"staff"})))
+    every = AudiencePolicy("nothing", (EntitlementRule(sources=("public/*",)),))
+    assert every.restricts(asked()) and every.entitles(asked(), Document("d", "t", source="public/a.md"))
+
+
 @given(
     st.dictionaries(st.sampled_from(["department", "x"]), st.sampled_from([None, "", [], ["archive"], "x"]), max_size=2)
 )
@@ -141,7 +156,7 @@ def test_missing_metadata_never_entitles(metadata):
         ({"audience": {"unentitled": "nothing"}, "mode": "off"}, "mode off gives every client full text"),
         ({"audience": {"entitled": [{"groups": ["a"]}]}}, "rules without effect"),
         ({"audience": {"unentitled": "nothing", "entitled": [{"group": ["a"]}]}}, "did you mean 'groups'"),
-        ({"audience": {"unentitled": "nothing", "entitled": [{}]}}, "neither groups nor metadata"),
+        ({"audience": {"unentitled": "nothing", "entitled": [{}]}}, "neither groups nor metadata nor sources"),
         ({"audience": {"unentitled": "nothing", "entitled": [{"metadata": {"a": []}}]}}, "has no value"),
         ({"audience": {"function": "a:b"}}, "rules without effect"),
         ({"audience": {"unentitled": "nothing", "function": "json"}}, "write module:function"),
@@ -455,6 +470,9 @@ def test_doctor_shows_the_policy(folder):
     (folder / "casemate.yaml").write_text(text.replace("archivist", "archivists"))
     details = [f.detail for f in examine(None) if f.ok is None]
     assert any("no client key has these groups of guard.audience.entitled: ['archivists']" in d for d in details)
+    (folder / "casemate.yaml").write_text(text.replace("- metadata:", "- sources: [d*, public/*]\n      metadata:"))
+    matched = {f.detail.partition(": ")[2]: f.ok for f in examine(None) if "sources match" in f.detail}
+    assert matched == {"3 of 3 sources match 'd*'": True, "0 of 3 sources match 'public/*'": None}
 
 
 def test_keys_are_listed_in_a_line_each_and_on_request_with_groups_and_labels(folder, monkeypatch):

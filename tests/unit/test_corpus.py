@@ -45,7 +45,7 @@ def parsed(tmp_path, name, content):
     assert corpus.problems == []
     (source,) = sources
     title, text, metadata = source.parse()
-    assert metadata == {}
+    assert not metadata or content[:3] == "---"
     return title, text
 
 
@@ -670,6 +670,51 @@ def test_html_without_text(tmp_path, page):
 
 def test_markdown_without_text_is_not_called_a_scan(tmp_path):
     assert failure(tmp_path, "x.md", "---\ndescription: a draft\n---\n").endswith("contains no text")
+
+
+FRONT = "---\ntitle: T\n{}\n---\nbody"
+
+
+@pytest.mark.parametrize(
+    ("front", "metadata"),
+    [
+        ("acl: [hr, 'board']", {"acl": ["hr", "board"]}),
+        ("acl: no\ndate: 2024-01-31\nreaders:\n  - ann", {"acl": "no", "date": "2024-01-31", "readers": ["ann"]}),
+        ("draft: true  # not yet\nby: {name: Ann}", {"draft": "true", "by": {"name": "Ann"}}),
+        ("about: a: b", {}),
+        ("x: &a [y]\nz: *a", {}),
+        ("# acl: [hr]", {}),
+    ],
+)
+def test_front_matter_is_the_metadata_as_text(tmp_path, front, metadata):
+    for encoding in ("utf-8", "utf-16", "cp1252"):
+        (source,) = read(put(tmp_path, {"x.md": FRONT.format(front + "\nof: é").encode(encoding)}))[1]
+        expected = metadata | {"of": "é"} if metadata or front.startswith("#") else {}
+        assert source.parse() == ("T", "body", expected)
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        "acl: [hr\nx: y",
+        "about: a: b\nacl: [hr]",
+        "x: &a [y]\nacl: *a",
+        "access:\n  acl: [hr]",
+        "ACL: [hr]",
+        "'readers': [ann]\nx: @",
+        "acl: [hr]\nx: " + "y" * 16_000,
+        "acl: " + "[" * 5_000,
+    ],
+)
+def test_front_matter_whose_restriction_would_be_ignored_is_a_problem(tmp_path, front):
+    assert "front matter has" in failure(tmp_path, "x.md", FRONT.format(front))
+
+
+def test_an_index_without_the_metadata_of_front_matter_is_out_of_date(tmp_path):
+    texts = {"a.md": FRONT.format("acl: hr"), "b.md": "# No front", "c.txt": FRONT.format("acl: hr")}
+    digests = {s.name: s.digest for s in read(put(tmp_path, texts))[1]}
+    plain = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    assert {name for name in texts if digests[name] != plain[name]} == {"a.md"}
 
 
 @pytest.mark.parametrize("tag", ["div", "b", "nav", "table"])

@@ -51,9 +51,9 @@ HOSTILE = {
 
 
 def test_many_files_share_one_process(parser):
-    assert parser.parse(".html", page("one")) == ("one", "one")
+    assert parser.parse(".html", page("one")) == ("one", "one", {})
     first = parser._process.pid
-    assert parser.parse(".html", page("two")) == ("two", "two")
+    assert parser.parse(".html", page("two")) == ("two", "two", {})
     assert parser.parse(".txt", "na\xefve caf\xe9".encode("cp1252"))[1].endswith("caf\xe9")
     assert parser._process.pid == first
 
@@ -61,7 +61,7 @@ def test_many_files_share_one_process(parser):
 def test_each_thread_gets_its_own_answer(parser):
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda i: parser.parse(".html", page(f"page {i}")), range(40)))
-    assert answers == [(f"page {i}", f"page {i}") for i in range(40)]
+    assert answers == [(f"page {i}", f"page {i}", {}) for i in range(40)]
 
 
 def test_a_file_over_its_time_ends_the_process_and_the_next_is_parsed(parser, monkeypatch):
@@ -70,7 +70,7 @@ def test_a_file_over_its_time_ends_the_process_and_the_next_is_parsed(parser, mo
     with pytest.raises(DataError, match=r"not parsed within 0\.2 seconds; convert it to plain text, or split it"):
         parser.parse(".html", b"<table>" + b"<tr><td>a<td>b" * 500_000)
     monkeypatch.undo()
-    assert parser.parse(".html", page("after")) == ("after", "after")
+    assert parser.parse(".html", page("after")) == ("after", "after", {})
 
 
 def test_a_process_that_ended_between_two_files_is_not_the_fault_of_the_next(parser):
@@ -78,7 +78,7 @@ def test_a_process_that_ended_between_two_files_is_not_the_fault_of_the_next(par
     ended = parser._process
     ended.kill()
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it has ended; its exit code is still to be read
-    assert parser.parse(".html", page("after")) == ("after", "after")
+    assert parser.parse(".html", page("after")) == ("after", "after", {})
 
 
 def test_a_process_that_waits_is_killed(parser, monkeypatch):
@@ -89,7 +89,7 @@ def test_a_process_that_waits_is_killed(parser, monkeypatch):
     with pytest.raises(DataError, match="not parsed within"):
         parser.parse(".html", page("never"))
     monkeypatch.undo()
-    assert parser.parse(".html", page("after")) == ("after", "after")
+    assert parser.parse(".html", page("after")) == ("after", "after", {})
 
 
 def test_a_process_that_the_system_kills_is_not_called_slow(parser):
@@ -100,7 +100,7 @@ def test_a_process_that_the_system_kills_is_not_called_slow(parser):
     killer.start()
     with pytest.raises(DataError, match="the system killed the parser, as it does when memory is short"):
         parser.parse(".html", page("never"))
-    assert parser.parse(".html", page("after")) == ("after", "after")
+    assert parser.parse(".html", page("after")) == ("after", "after", {})
 
 
 def test_an_interruption_does_not_give_a_file_the_text_of_another(parser, monkeypatch):
@@ -115,14 +115,14 @@ def test_an_interruption_does_not_give_a_file_the_text_of_another(parser, monkey
     with pytest.raises(KeyboardInterrupt):
         parser.parse(".html", page("first"))
     monkeypatch.undo()
-    assert parser.parse(".html", page("second")) == ("second", "second")
+    assert parser.parse(".html", page("second")) == ("second", "second", {})
 
 
 def test_a_forked_process_starts_its_own(parser, monkeypatch):
     parser.parse(".html", page("parent"))
     first = parser._process
     monkeypatch.setattr(parsing_process.os, "getpid", lambda: -1)
-    assert parser.parse(".html", page("child")) == ("child", "child")
+    assert parser.parse(".html", page("child")) == ("child", "child", {})
     assert parser._process.pid != first.pid
     parser.close()
     monkeypatch.undo()
@@ -136,7 +136,7 @@ def test_files_of_the_current_folder_are_not_imported(parser, monkeypatch, tmp_p
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
-    assert parser.parse(".html", page("text")) == ("text", "text")
+    assert parser.parse(".html", page("text")) == ("text", "text", {})
     assert not (tmp_path / "executed").exists()
 
 
@@ -144,7 +144,7 @@ def test_memory_output_and_damage_become_problems(monkeypatch):
     def out_of_memory(raw):
         raise MemoryError
 
-    monkeypatch.setattr(parsing_process, "READERS", {".a": out_of_memory, ".b": lambda raw: ("", "x" * 11)})
+    monkeypatch.setattr(parsing_process, "READERS", {".a": out_of_memory, ".b": lambda raw: ("", "x" * 11, {})})
     monkeypatch.setattr(parsing_process, "TEXT_CHARACTERS", 10)
     assert "takes more than 2 GB of memory" in _answer(".a", b"")["problem"]
     assert "more than 10 characters of text" in _answer(".b", b"")["problem"]

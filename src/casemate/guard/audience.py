@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal, TypeAlias
 
 from casemate.errors import ConfigError
-from casemate.types import Document, Query
+from casemate.types import READERS, Document, Query
 
 Unentitled: TypeAlias = Literal["full", "quorum", "nothing"]
 EntitlementFunction: TypeAlias = Callable[[Query, Document], object]
@@ -19,8 +20,6 @@ EntitlementFunction: TypeAlias = Callable[[Query, Document], object]
 log = logging.getLogger(__name__)
 IGNORED = "the audience policy is not carried out in observe mode: every client reads full texts"
 """Warning to the operator if the guard observes and the policy restricts clients."""
-READERS = "readers"
-"""Metadata key of a document that lists clients who may read it in full. ``mirabel`` uses the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +37,31 @@ class EntitlementRule:
     Attributes:
         groups: The client has one of these groups; empty: every client.
         metadata: The document has one of the values of each key; empty: every document.
+        sources: The name of the source matches one of these patterns; empty: every document. ``*`` also matches
+            slashes: ``public/*`` is a folder with all subfolders.
 
     Raises:
-        ConfigError: If both are empty, or a key has no value.
+        ConfigError: If all are empty, or a key has no value.
     """
 
     groups: frozenset[str] = frozenset()
     metadata: Mapping[str, frozenset[str]] | None = None
+    sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.groups and not self.metadata:
+        if not self.groups and self.covers_all:
             raise ConfigError(
-                "guard.audience.entitled: a rule has neither groups nor metadata, so every client could read every "
-                "source; add one of them, or set unentitled: full"
+                "guard.audience.entitled: a rule has neither groups nor metadata nor sources, so every client could "
+                "read every source; add one of them, or set unentitled: full"
             )
         for key, values in (self.metadata or {}).items():
             if not values:
                 raise ConfigError(f"guard.audience.entitled: metadata key {key!r} has no value; list at least one")
+
+    @property
+    def covers_all(self) -> bool:
+        """Whether the rule applies to every document."""
+        return not self.metadata and not self.sources
 
     def covers_client(self, groups: frozenset[str]) -> bool:
         """Whether the rule applies to a client with these groups."""
@@ -62,6 +69,8 @@ class EntitlementRule:
 
     def covers_document(self, document: Document) -> bool:
         """Whether the rule applies to a document. Missing metadata never matches."""
+        if self.sources and not any(fnmatchcase(document.source, pattern) for pattern in self.sources):
+            return False
         return all(not values.isdisjoint(_values(document, key)) for key, values in (self.metadata or {}).items())
 
 
@@ -88,7 +97,7 @@ class AudiencePolicy:
         """
         if self.unentitled == "full" or query.groups is None:
             return False
-        return not any(not rule.metadata and rule.covers_client(query.groups) for rule in self.rules)
+        return not any(rule.covers_all and rule.covers_client(query.groups) for rule in self.rules)
 
     def entitles(self, query: Query, document: Document) -> bool:
         """Whether the client of a query may read a document in full."""

@@ -15,13 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import Any, BinaryIO, cast
 
 from casemate.errors import DataError
-from casemate.rag.parsing import PLAIN_TEXT, READERS, reason_of
+from casemate.rag.parsing import PLAIN_TEXT, READERS, Parsed, reason_of
 from casemate.rag.parsing_process import PARSER
-
-Parsed: TypeAlias = tuple[str, str, Mapping[str, Any]]  # title, text, metadata
 
 BEIR = ("corpus.jsonl", "corpus.jsonl.gz")
 QUESTIONS = (
@@ -59,7 +57,7 @@ class Source:
 
     Attributes:
         name: Id of the record, or path of the file relative to the corpus with forward slashes.
-        digest: SHA-256 of the content: of the file's bytes, or of the record as canonical JSON.
+        digest: SHA-256 of the content: see ``_file_digest``, or of the record as canonical JSON.
         size: Size in bytes, for progress.
         parse: Returns title, text and metadata; title and text are not both blank. Raises ``DataError``, whose message
             serves as the reason of a ``Problem``.
@@ -230,7 +228,7 @@ class Corpus:
         elif not raw.strip():
             self.problems.append(Problem(name, "empty", harmless=True))
         else:
-            digest = hashlib.sha256(raw).hexdigest()
+            digest = _file_digest(name, raw)
             yield name, Source(name, digest, len(raw), partial(_parse_file, path, digest))
 
     def _records(self, name: str, path: str) -> Iterator[tuple[str, Source]]:
@@ -357,15 +355,24 @@ def _parse_record(record: Mapping[str, Any]) -> Parsed:
     return record.get("title") or "", record["text"], rest
 
 
+def _file_digest(path: str, raw: bytes) -> str:
+    """SHA-256 of a file's bytes.
+
+    Markdown that may have front matter has another digest than its bytes: an index without its metadata is out of date.
+    """
+    front = b"\nmetadata" if _kind(path) in {".md", ".markdown"} and b"---" in raw[:8] else b""
+    return hashlib.sha256(raw + front).hexdigest()
+
+
 def _parse_file(path: str, digest: str) -> Parsed:
     try:
         raw = Path(path).read_bytes()
-        if hashlib.sha256(raw).hexdigest() != digest:
+        if _file_digest(path, raw) != digest:
             raise DataError("changed while it was read; run the command again")
     except OSError as error:
         raise DataError(reason_of(error)) from error
     kind = _kind(path)
-    title, text = READERS[kind](raw) if kind in PLAIN_TEXT and _is_utf8(raw) else PARSER.parse(kind, raw)
+    title, text, metadata = READERS[kind](raw) if kind in PLAIN_TEXT and _is_utf8(raw) else PARSER.parse(kind, raw)
     if not title.strip() and not text.strip():
         raise DataError("contains no text" + "; if it is a scan, run OCR first" * (kind == ".pdf"))
-    return " ".join(_clean(title).split()), _clean(text), {}
+    return " ".join(_clean(title).split()), _clean(text), _clean(metadata)

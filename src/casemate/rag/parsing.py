@@ -1,4 +1,4 @@
-"""Extracts title and text of a file, by the suffix of its name."""
+"""Extracts title, text and metadata of a file, by the suffix of its name."""
 
 from __future__ import annotations
 
@@ -8,15 +8,25 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
+
+import yaml
 
 from casemate.errors import DataError
+from casemate.types import ACL
+from casemate.types import READERS as CLIENTS
+
+Parsed: TypeAlias = tuple[str, str, Mapping[str, Any]]  # title, text, metadata
 
 _UTF16, _UTF32 = (b"\xff\xfe", b"\xfe\xff"), (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 _ENCODINGS = "cp1252 cp1250 cp1251 cp932 euc_jp gb18030 big5 cp949 koi8_r cp1253 cp1254 cp1255 cp1256".split()
 """Candidate encodings besides Unicode. With all of Python's encodings as candidates, short texts are misdetected."""
 _CHARSET = re.compile(rb"charset\s*=\s*[\"']?((?:iso-8859|windows|koi8|shift_jis|euc|gb|big5)[\w-]*)", re.I)
-_FRONT_MATTER = re.compile(r"---[ \t]*\n(?=[\w-]+[ \t]*:)(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S)
+_FRONT_MATTER = re.compile(
+    r"---[ \t]*\n(?=(?:#[^\n]*\n)*[\"']?[\w-]+[\"']?[ \t]*:)(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S
+)
+_RESTRICTION = re.compile(rf"^[ \t]*[\"']?({ACL}|{CLIENTS})[\"']?[ \t]*:", re.M | re.I)
+_FRONT_MATTER_CHARACTERS = 16_000  # yaml reads about 100,000 a second
 _BREAKS = dict.fromkeys(
     "address article aside blockquote body br caption dd details div dl dt fieldset figcaption figure footer"
     " form h1 h2 h3 h4 h5 h6 head header hr li main ol option p pre section summary table tr ul".split(),
@@ -44,24 +54,52 @@ def _decoded(raw: bytes, declared: str = "") -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _markdown(raw: bytes) -> tuple[str, str]:
+class _Yaml(yaml.BaseLoader):
+    """Reads every value as text. Aliases are errors, because they can expand a short text to gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("an alias")
+        return super().compose_node(parent, index)
+
+
+def _front_metadata(front: str) -> dict[str, Any]:
+    """The keys of a front matter except the title. Values are texts, lists and mappings.
+
+    Raises:
+        DataError: If it seems to restrict access, and the restriction would be ignored.
+    """
+    found: Any = None
+    if len(front) <= _FRONT_MATTER_CHARACTERS:
+        with suppress(yaml.YAMLError, RecursionError):
+            found = yaml.load(front, _Yaml)
+    found = found if isinstance(found, dict) else {}
+    if not {ACL, CLIENTS} & found.keys() and (named := _RESTRICTION.search(front)):
+        raise DataError(
+            f"its front matter has {named[1]!r}, but not as a key of its own in valid YAML without aliases, of at most "
+            f"{_FRONT_MATTER_CHARACTERS:,} characters; write a line such as {named[1].lower()}: [name]"
+        )
+    return {key: value for key, value in found.items() if key != "title"}
+
+
+def _markdown(raw: bytes) -> Parsed:
     """Title from the front matter, else from the first level-1 heading, which is removed from the text."""
-    text = _decoded(raw)
+    text, metadata = _decoded(raw), dict[str, Any]()
     if front := _FRONT_MATTER.match(text):
-        text = text[front.end() :]
+        text, metadata = text[front.end() :], _front_metadata(front[1])
         if title := re.search(r"^title[ \t]*:[ \t]*(\S.*)$", front[1], re.M):
-            return title[1].strip().strip("\"'"), text
+            return title[1].strip().strip("\"'"), text, metadata
     lines, fence = text.split("\n"), ""
     for i, line in enumerate(lines):
         mark = line.lstrip()[:3]
         if mark in {"```", "~~~"}:  # "# ..." inside code is not a heading
             fence = "" if mark == fence else fence or mark
         elif line.startswith("# ") and not fence:
-            return line[2:].rstrip().removesuffix(" #"), "\n".join(lines[:i] + lines[i + 1 :])
-    return "", text
+            return line[2:].rstrip().removesuffix(" #"), "\n".join(lines[:i] + lines[i + 1 :]), metadata
+    return "", text, metadata
 
 
-def _html(raw: bytes) -> tuple[str, str]:
+def _html(raw: bytes) -> Parsed:
     """Title from <title>, else from <h1>; block elements are put on separate lines."""
     from bs4 import BeautifulSoup, Tag
 
@@ -70,7 +108,7 @@ def _html(raw: bytes) -> tuple[str, str]:
         warnings.simplefilter("ignore")  # it takes short pages for URLs, and XHTML for XML
         page = BeautifulSoup(_decoded(raw, charset[1].decode() if charset else ""), "lxml")
     titles = [_text_of(tag) for tag in (page.find("title"), page.find("h1")) if isinstance(tag, Tag)]
-    return next(filter(None, titles), ""), _text_of(page)
+    return next(filter(None, titles), ""), _text_of(page), {}
 
 
 def _text_of(element: Any) -> str:
@@ -90,7 +128,7 @@ def _text_of(element: Any) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def _pdf(raw: bytes) -> tuple[str, str]:
+def _pdf(raw: bytes) -> Parsed:
     """Text of the pages, separated by blank lines."""
     from pypdf import PdfReader
 
@@ -101,7 +139,7 @@ def _pdf(raw: bytes) -> tuple[str, str]:
         if reader.is_encrypted and not reader.decrypt(""):
             raise DataError("encrypted; save it without a password")
         text = "\n\n".join(page.extract_text() for page in reader.pages)
-        return str(reader.metadata.title or "") if reader.metadata else "", text
+        return str(reader.metadata.title or "") if reader.metadata else "", text, {}
 
 
 def reason_of(error: Exception) -> str:
@@ -111,12 +149,12 @@ def reason_of(error: Exception) -> str:
     return f"cannot be read ({why}); repair it, grant read permission, or remove it"
 
 
-READERS: Mapping[str, Callable[[bytes], tuple[str, str]]] = {
-    ".txt": lambda raw: ("", _decoded(raw)),
+READERS: Mapping[str, Callable[[bytes], Parsed]] = {
+    ".txt": lambda raw: ("", _decoded(raw), {}),
     **dict.fromkeys((".md", ".markdown"), _markdown),
     **dict.fromkeys((".html", ".htm"), _html),
     ".pdf": _pdf,
 }
-"""Functions from a file's content to title and text, by suffix."""
+"""Functions from a file's content to title, text and metadata, by suffix."""
 PLAIN_TEXT = frozenset((".txt", ".md", ".markdown"))
 """Suffixes whose readers are safe on any UTF-8: they take linear time and no parser."""

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import IO, Any, BinaryIO
 
 from casemate.errors import DataError
-from casemate.rag.parsing import READERS, reason_of
+from casemate.rag.parsing import READERS, Parsed, reason_of
 
 SECONDS = 4.0  # Processor time per file. A large PDF gets more, because its cost is in its pages: see ``seconds_for``.
 PDF_BYTES = 250_000  # Size up to which a PDF gets ``SECONDS``. Dense text takes about 4 kB a page and 20 ms to parse.
@@ -52,8 +52,8 @@ class ParsingProcess:
         self._owner = 0
         atexit.register(self.close)
 
-    def parse(self, kind: str, raw: bytes) -> tuple[str, str]:
-        """Returns title and text of a file's content, by its suffix, one of ``READERS``.
+    def parse(self, kind: str, raw: bytes) -> Parsed:
+        """Returns title, text and metadata of a file's content, by its suffix, one of ``READERS``.
 
         Raises:
             DataError: If the content cannot be parsed within the limits. The message contains the remedy.
@@ -77,7 +77,7 @@ class ParsingProcess:
                 raise DataError(self._exit_reason(seconds, stopped.is_set()))
         if "problem" in reply:
             raise DataError(reply["problem"])
-        return reply["title"], reply["text"]
+        return reply["title"], reply["text"], reply["metadata"]
 
     def close(self) -> None:
         """Ends the process. A later call of ``parse`` starts another one."""
@@ -150,7 +150,7 @@ def _receive(stream: IO[bytes]) -> bytes | None:
 
 def _answer(kind: str, raw: bytes) -> dict[str, Any]:
     try:
-        title, text = READERS[kind](raw)
+        title, text, metadata = READERS[kind](raw)
     except DataError as error:
         return {"problem": str(error)}
     except MemoryError:
@@ -159,7 +159,7 @@ def _answer(kind: str, raw: bytes) -> dict[str, Any]:
         return {"problem": reason_of(error)}
     if len(title) + len(text) > TEXT_CHARACTERS:
         return {"problem": f"contains more than {TEXT_CHARACTERS:,} characters of text; {_REMEDY}"}
-    return {"title": title, "text": text}
+    return {"title": title, "text": text, "metadata": metadata}
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:

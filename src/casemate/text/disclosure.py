@@ -8,7 +8,7 @@ answer that the text does not contain never break a chain, so inserted numbers a
 An answer may also repeat a text in another order. Therefore ``UNORDERED_SHARE`` of the words that only one text
 contains suffice: the answer then discloses all of its words that this text contains.
 
-An answer may change every word and keep the order (``casemate.text.outlines``). The first or last letters of ten
+An answer may change every word and keep the order (``casemate.text.outlines``). The first or last letters of twelve
 consecutive words then disclose these words.
 
 Parts of the answer without a word of the texts are decoded (``casemate.text.disguises``). The search in them ignores

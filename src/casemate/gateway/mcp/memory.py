@@ -24,9 +24,8 @@ from casemate.gateway.mcp.tools import (
     text_argument,
 )
 from casemate.gateway.state import Gateway, RequestContext
-from casemate.guard.audience import READERS
 from casemate.rag.chunking import split_document
-from casemate.types import Document
+from casemate.types import READERS, Document
 
 REMEMBER, FORGET = "remember", "forget"
 SUBJECT = "subject"
