@@ -305,6 +305,15 @@ def test_progress_is_printed_in_lines_where_there_is_no_terminal(monkeypatch, ca
             lines += capsys.readouterr().err
     assert re.match(r"embedding: 1 of 4 after \d+ s\n", lines)
     with console.bar() as progress:
+        task = progress.add_task("embedding", total=1000)
+        monkeypatch.setattr(progress, "get_time", iter(range(100)).__next__)
+        for _ in range(3):
+            progress.advance(task, 2)
+        seconds = console._progress_line(progress.tasks[0])
+        assert re.fullmatch(r"embedding: 6 of 1,000 after \d+ s, about 8 min left", seconds)
+        progress.advance(task, 990)
+        assert re.search(r", about \d s left$", console._progress_line(progress.tasks[0]))
+    with console.bar() as progress:
         progress.add_task("reading", total=4000, completed=1000, unit="bytes")
         assert console._progress_line(progress.tasks[0]).startswith("reading: 25 % after ")
 

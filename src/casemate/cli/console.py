@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskProgress
 from casemate.text.tokens import REPLACEMENT_CHARACTER, UNSAFE_CHARACTERS
 
 LINE_SECONDS = 10.0
+MAX_LINE_SECONDS = 60.0
 """Time between two lines of progress where stderr is not a terminal."""
 
 say = Console(stderr=True, highlight=False)
@@ -77,7 +78,7 @@ def shown(text: str) -> str:
 
 
 class _ProgressLines(Progress):
-    """Progress for logs and pipes: one line per unfinished task every ``LINE_SECONDS``."""
+    """Progress for logs and pipes: one line per unfinished task, after 10 s, 30 s, 70 s and then each minute."""
 
     def start(self) -> None:
         self._ended = threading.Event()
@@ -87,7 +88,9 @@ class _ProgressLines(Progress):
         self._ended.set()
 
     def _print_lines(self) -> None:
-        while not self._ended.wait(LINE_SECONDS):
+        pause = LINE_SECONDS
+        while not self._ended.wait(pause):
+            pause = min(2 * pause, MAX_LINE_SECONDS)
             for task in self.tasks:
                 if not task.finished:
                     say.print(_progress_line(task), soft_wrap=True)
@@ -101,11 +104,14 @@ def _progress_line(task: Task) -> str:
         done = f"{task.completed:,.0f} of {task.total:,.0f} "
     else:
         done = f"{task.completed:,.0f} done " if task.completed else ""
-    return f"{task.description}: {done}after {task.elapsed or 0:.0f} s"
+    left, remaining = task.time_remaining, ""
+    if left is not None:
+        remaining = f", about {f'{left:.0f} s' if left < 90 else f'{left / 60:.0f} min'} left"
+    return f"{task.description}: {done}after {task.elapsed or 0:.0f} s{remaining}"
 
 
 def bar() -> Progress:
-    """Progress on stderr: a bar on a terminal, otherwise a line every ten seconds."""
+    """Progress on stderr: a bar on a terminal, otherwise lines with the time left."""
     if not say.is_terminal:
         return _ProgressLines(console=say, disable=True)
     text = TextColumn("{task.description}")
