@@ -361,6 +361,14 @@ def test_a_negation_alone_is_no_answer(asked, negation):
     assert compose(question, {Word(negation): 0, Word("sunday"): 0}).words == (negation, "sunday")
 
 
+@pytest.mark.parametrize("asked", ["How long is the warranty?", "How many days of leave are paid?", "Since how much?"])
+def test_an_amount_is_answered_by_one(asked):
+    question = AskedQuestion.of(asked)
+    assert compose(question, {Word("circulation"): 0, Word("move"): 1}).text == UNKNOWN
+    for amount in ("30", "two", "several", "unlimited", "no"):
+        assert amount in compose(question, {Word(amount): 0, Word("move"): 0}).words
+
+
 @pytest.mark.parametrize("asked", ["Wann ist sie offen?", "Quand le pont est-il ouvert ?", "When is it open?"])
 def test_the_month_of_may_is_an_answer(asked):
     assert compose(AskedQuestion.of(asked), {Word("mai"): 0}).text == "Mai."

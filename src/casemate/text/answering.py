@@ -113,6 +113,9 @@ TYPES = tuple(
         (r"\bwhere\b|\b(?:what|which) (?:city|country|state|place|region|river|building)\b", _PLACE, "lacks_place"),
     )
 )
+_AMOUNTS = frozenset(i for i, t in enumerate(TYPES) if t.asked.search("how long") or t.asked.search("how many"))
+"""Positions of the types of which an answer has an amount."""
+_AMOUNT = re.compile(rf"{_NUMBER.pattern}|\b(?:several|few|many|unlimited|no|not|none|never)\b", re.I)
 _REFERS_BACK = re.compile(r"(?:It|They|He|She|This|These|Those|That|Its|Their|His|Her|Both|Such)\b")
 _NEGATIONS = frozenset("no not never none neither nor without".split())
 _PRONOUN = re.compile(r"\b(?:it|its|they|them|their|he|him|his|she|her|this|that|these|those|there)\b", re.I)
@@ -129,6 +132,16 @@ _REMARK_WEIGHT = 0.5
 _AFTER_QUESTION = re.compile(r"(?<=\?)\s+")
 """A remark after a question mark may begin in lower case."""
 _QUOTED_WORDS, _QUOTED_SHARE = 5, 0.8
+
+
+def lacks_amount(place: int | None, answer: str) -> bool:
+    """Whether a question of a type asks how many, how much or how long, and an answer has no number or similar word.
+
+    Args:
+        place: Position of the type in ``TYPES``; None: open.
+        answer: The answer.
+    """
+    return place in _AMOUNTS and not _AMOUNT.search(answer)
 
 
 class Question:

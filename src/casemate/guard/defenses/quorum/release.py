@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from casemate.guard.defenses.quorum.keywords import AskedQuestion, Form, Gap, Item, Lead, Pair, Span, Word
+from casemate.text.answering import lacks_amount
 from casemate.text.function_words import NEGATIONS
 from casemate.text.unspaced import clusters, is_spaceless
 from casemate.types import UNKNOWN
@@ -186,6 +187,8 @@ class _Composer:
         if NEGATIONS.issuperset(said):  # "Not." alone answers the opposite of what some sources may say
             return Composition(UNKNOWN, ())
         text = "; ".join(self._written(phrase) for phrase in phrases)
+        if lacks_amount(self.question.type, text):
+            return Composition(UNKNOWN, ())
         return Composition(f"{text[0].upper()}{text[1:]}.", tuple(said))
 
     def _phrase(self) -> list[str]:
