@@ -22,9 +22,9 @@ DEFAULT_TENANT = "default"
 UNKNOWN = "I don't know."
 """The uniform refusal: the answer whenever the context does not support one, whatever the reason."""
 ACL = "acl"
+"""Key of a document's metadata that lists access labels; a reader needs one of them."""
 READERS = "readers"
 """Metadata key of a document that lists clients who may read it in full. ``mirabel`` uses the same."""
-"""Key of a document's metadata that lists access labels; a reader needs one of them."""
 MAX_K = 1000
 """Largest number of documents that are retrieved for one answer."""
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
