@@ -704,17 +704,44 @@ def test_front_matter_is_the_metadata_as_text(tmp_path, front, metadata):
         "'readers': [ann]\nx: @",
         "acl: [hr]\nx: " + "y" * 16_000,
         "acl: " + "[" * 5_000,
+        "acl: [hr]\nacl: []",
+        "readers: [ann]\nACL: [hr]",
+        "access: {acl: [hr]}",
     ],
 )
 def test_front_matter_whose_restriction_would_be_ignored_is_a_problem(tmp_path, front):
     assert "front matter has" in failure(tmp_path, "x.md", FRONT.format(front))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "---\n\nacl: [hr]\n---\nbody",
+        "---\n  acl: [hr]\n---\nbody",
+        "---\nmy key: x\nreaders: [ann]\n---\nbody",
+        "---\n- acl: [hr]\n---\nbody",
+        "---\n{acl: [hr]}\n---\nbody",
+        "---\n? acl\n: [hr]\n---\nbody",
+        "\n---\nacl: [hr]\n---\nbody",
+        "---\nacl: [hr]\nbody",
+    ],
+)
+def test_a_restriction_in_a_front_matter_of_another_form_is_a_problem(tmp_path, text):
+    assert "front matter has" in failure(tmp_path, "x.md", text)
+
+
+def test_a_line_about_readers_below_the_first_lines_is_text(tmp_path):
+    text = "---\nmy key: x\n---\nreaders: [ann]"
+    assert parsed(tmp_path, "x.md", text) == ("", text)
+    assert parsed(tmp_path, "x.md", "# T\nacl: [hr]") == ("T", "acl: [hr]")
+
+
 def test_an_index_without_the_metadata_of_front_matter_is_out_of_date(tmp_path):
-    texts = {"a.md": FRONT.format("acl: hr"), "b.md": "# No front", "c.txt": FRONT.format("acl: hr")}
+    front = FRONT.format("acl: hr")
+    texts = {"a.md": front.encode(), "b.md": b"# No front", "c.txt": front.encode(), "d.md": front.encode("utf-16")}
     digests = {s.name: s.digest for s in read(put(tmp_path, texts))[1]}
-    plain = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-    assert {name for name in texts if digests[name] != plain[name]} == {"a.md"}
+    plain = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+    assert {name for name in texts if digests[name] != plain[name]} == {"a.md", "d.md"}
 
 
 @pytest.mark.parametrize("tag", ["div", "b", "nav", "table"])

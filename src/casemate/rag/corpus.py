@@ -360,7 +360,7 @@ def _file_digest(path: str, raw: bytes) -> str:
 
     Markdown that may have front matter has another digest than its bytes: an index without its metadata is out of date.
     """
-    front = b"\nmetadata" if _kind(path) in {".md", ".markdown"} and b"---" in raw[:8] else b""
+    front = b"\nmetadata" if _kind(path) in {".md", ".markdown"} and b"-" in raw[:8] else b""
     return hashlib.sha256(raw + front).hexdigest()
 
 

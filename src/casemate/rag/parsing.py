@@ -25,7 +25,8 @@ _CHARSET = re.compile(rb"charset\s*=\s*[\"']?((?:iso-8859|windows|koi8|shift_jis
 _FRONT_MATTER = re.compile(
     r"---[ \t]*\n(?=(?:#[^\n]*\n)*[\"']?[\w-]+[\"']?[ \t]*:)(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S
 )
-_RESTRICTION = re.compile(rf"^[ \t]*[\"']?({ACL}|{CLIENTS})[\"']?[ \t]*:", re.M | re.I)
+_RESTRICTION = re.compile(rf"(?:^|[?{{,-])[ \t]*[\"']?({ACL}|{CLIENTS})[\"']?[ \t]*(?::|$)", re.M | re.I)
+_OPENING, _CLOSING = re.compile(r"\s*---[ \t]*\n"), re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.M)
 _FRONT_MATTER_CHARACTERS = 16_000  # yaml reads about 100,000 a second
 _BREAKS = dict.fromkeys(
     "address article aside blockquote body br caption dd details div dl dt fieldset figcaption figure footer"
@@ -55,12 +56,21 @@ def _decoded(raw: bytes, declared: str = "") -> str:
 
 
 class _Yaml(yaml.BaseLoader):
-    """Reads every value as text. Aliases are errors, because they can expand a short text to gigabytes."""
+    """Reads every value as text. Repeated keys are errors.
+
+    So are aliases, because they can expand a short text to gigabytes.
+    """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("an alias")
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        found = super().construct_mapping(node, deep)
+        if len(found) < len(node.value):
+            raise yaml.YAMLError("a repeated key")
+        return found
 
 
 def _front_metadata(front: str) -> dict[str, Any]:
@@ -74,12 +84,28 @@ def _front_metadata(front: str) -> dict[str, Any]:
         with suppress(yaml.YAMLError, RecursionError):
             found = yaml.load(front, _Yaml)
     found = found if isinstance(found, dict) else {}
-    if not {ACL, CLIENTS} & found.keys() and (named := _RESTRICTION.search(front)):
-        raise DataError(
-            f"its front matter has {named[1]!r}, but not as a key of its own in valid YAML without aliases, of at most "
-            f"{_FRONT_MATTER_CHARACTERS:,} characters; write a line such as {named[1].lower()}: [name]"
-        )
+    _refuse_ignored_restriction(front, found)
     return {key: value for key, value in found.items() if key != "title"}
+
+
+def _refuse_ignored_restriction(front: str, found: Mapping[str, Any]) -> None:
+    """Raises ``DataError`` if a front matter seems to restrict access by a key that was not found."""
+    read = {ACL, CLIENTS} & found.keys()
+    if named := next((one[1] for one in _RESTRICTION.finditer(front) if one[1] not in read), ""):
+        raise DataError(
+            f"its front matter has {named!r}, but not as a key of its own. Write a line such as {named.lower()}: [name]"
+            f" between two lines --- at the start of the file, in valid YAML without aliases and repeated keys, of at "
+            f"most {_FRONT_MATTER_CHARACTERS:,} characters"
+        )
+
+
+def _unread_front(text: str) -> str:
+    """What may be meant as front matter in a text without one: to the next line of three hyphens, or the start."""
+    if not (opening := _OPENING.match(text)):
+        return ""
+    start = opening.end()
+    closing = _CLOSING.search(text, start)
+    return text[start : closing.start() if closing else start + _FRONT_MATTER_CHARACTERS]
 
 
 def _markdown(raw: bytes) -> Parsed:
@@ -89,6 +115,8 @@ def _markdown(raw: bytes) -> Parsed:
         text, metadata = text[front.end() :], _front_metadata(front[1])
         if title := re.search(r"^title[ \t]*:[ \t]*(\S.*)$", front[1], re.M):
             return title[1].strip().strip("\"'"), text, metadata
+    else:
+        _refuse_ignored_restriction(_unread_front(text), {})
     lines, fence = text.split("\n"), ""
     for i, line in enumerate(lines):
         mark = line.lstrip()[:3]
@@ -157,4 +185,4 @@ READERS: Mapping[str, Callable[[bytes], Parsed]] = {
 }
 """Functions from a file's content to title, text and metadata, by suffix."""
 PLAIN_TEXT = frozenset((".txt", ".md", ".markdown"))
-"""Suffixes whose readers are safe on any UTF-8: they take linear time and no parser."""
+"""Suffixes whose readers are safe on any UTF-8: they take linear time, and parse short front matter only."""
