@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import threading
 import time
 from contextlib import closing
 
@@ -15,6 +16,7 @@ from casemate.guard.client_state import crawl_evidence
 from casemate.guard.client_state.reset import reset_client
 from casemate.guard.client_state.word_quotas import WordQuotas, quota_name
 from casemate.guard.defenses.crawl_limit import CrawlLimit, Grade
+from casemate.guard.defenses.crawl_limit.meter import DisclosureMeter
 from casemate.types import Document, Hit, Query, Retrieval, SimilarityStats
 from tests.fakes import Memory
 
@@ -161,6 +163,30 @@ def test_one_write_of_the_store_pays_for_several_answers():
         asyncio.run(fetched(limit, [n]))
     assert 0 < len(calls) <= 20
     assert {quota_name("default", "ann")} == {w.name.rpartition(" ")[0] for one in calls for w in one}
+
+
+def test_an_answer_in_progress_does_not_wait_for_the_store_in_the_event_loop():
+    threads = []
+
+    class Counts(Memory):
+        def acquire(self, wanted):
+            threads.append(threading.current_thread())
+            return super().acquire(wanted)
+
+    async def pieces():
+        for document in documents:
+            for word in document.text.split():
+                yield f"{word} "
+
+    async def answer():
+        await limit.prepare(query)
+        meter = DisclosureMeter(limit, query, documents, ())
+        return [text async for text in meter.passing(pieces())]
+
+    documents, query = [chunk(n) for n in range(10)], Query("", "ann", k=10)
+    limit = only_budget(Counts(), budget=1000)
+    assert len("".join(asyncio.run(answer())).split()) == 400
+    assert len(threads) > 2 and threading.main_thread() not in threads
 
 
 def test_nothing_is_given_if_the_store_fails():

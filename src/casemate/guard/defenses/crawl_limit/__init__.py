@@ -160,7 +160,7 @@ class CrawlLimit(Defense):
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Removes chunks that the client may not be shown, and records those it is shown."""
         evidence = self.evidence
-        await self._prepare(query)
+        await self.prepare(query)
         level = evidence.record_question(query) if self._seen.is_first(query.id) else evidence.level(query)
         released = [h for h in retrieval.hits if isinstance(h.document, ReleasedDocument)]
         if (grade := self.grade(query)) is Grade.QUORUM:
@@ -214,7 +214,7 @@ class CrawlLimit(Defense):
     async def on_deliver(self, query: Query, documents: Sequence[Document]) -> Sequence[Document]:
         """Charges every word of the texts that the client is given, and ends them where a budget ends."""
         self.evidence.expire(query)  # documents may be looked up by their ids, without a question
-        await self._prepare(query)
+        await self.prepare(query)
         grade = self.grade(query)
         while True:
             with self._lock:  # nothing else is charged or reserved meanwhile
@@ -352,8 +352,12 @@ class CrawlLimit(Defense):
         for name, (_, block, _) in self._budgets(query).items():
             self.quotas.give(block, words[name])
 
-    async def _prepare(self, query: Query) -> None:
-        """Acquires words for a usual answer, unless enough of those acquired before are left."""
+    async def prepare(self, query: Query) -> None:
+        """Acquires words for a usual answer, unless enough of those acquired before are left.
+
+        Raises:
+            BackendError: If the event store fails.
+        """
         with self._lock:
             usual = {name: max(1, most // (2 * BLOCK_SHARE)) for name, (most, _, _) in self._budgets(query).items()}
             wanted = self._lacking(query, usual)

@@ -6,10 +6,12 @@ import math
 import re
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
+from casemate.errors import BackendError
 from casemate.guard.audience import ReleasedDocument
 from casemate.guard.client_state.crawl_evidence import CLEAR, text_name
 from casemate.guard.client_state.withheld_documents import key_of
@@ -127,6 +129,7 @@ class DisclosureMeter:
         self.most_words = limit.quote_words or max(QUOTE_WORDS, QUOTE_SHARE * sum(self.counter.lengths))
         self.incomplete, self.waiting, self.sent = "", list[str](), list[str]()
         self.cut_by, self.reserved, self.enforced = "", 0, enforced
+        self._prepared_to = 0
         self.disclosing, self.exposed = dict.fromkeys(self.names, 0), frozenset[str]()
         self._hidden = [0] * len(self.names)
         self._checked_to = self._reserved_to = -1.0
@@ -156,10 +159,21 @@ class DisclosureMeter:
                     yield text
                 if self.limit_reached:
                     break
+                await self._prepare()
             if text := self.finish():
                 yield text
         finally:
             self.record()
+
+    async def _prepare(self) -> None:
+        """Acquires words for what follows, once the answer has reserved more: ``feed`` then rarely waits for the store.
+
+        If the store fails, ``feed`` ends the answer once the acquired words are used up.
+        """
+        if self.reserved > self._prepared_to and not self.cut:
+            self._prepared_to = self.reserved
+            with suppress(BackendError):
+                await self.limit.prepare(self.query)
 
     def feed(self, piece: str) -> str:
         """Adds a piece; returns the whole words that may be sent."""
