@@ -22,7 +22,8 @@ from casemate.runtime.files import write_atomically
 def set_values(path: Path, values: Mapping[str, bool | str]) -> str:
     """Sets keys of a configuration file, such as ``{"guard.mode": "enforce"}``.
 
-    Returns why the file could not be changed; empty if it was. Either way it is whole.
+    Returns:
+        Reason why the file could not be changed; empty if it was. Either way it is whole.
     """
 
     def candidates(text: str) -> Iterable[str]:
@@ -34,8 +35,13 @@ def set_values(path: Path, values: Mapping[str, bool | str]) -> str:
 def edit(path: Path, candidates: Callable[[str], Iterable[str]], accept: Callable[[Config, Config], bool]) -> str:
     """Replaces a configuration file by the first candidate text that is accepted.
 
-    ``candidates`` returns changed texts for the present text. ``accept`` compares the new configuration with the old
-    one. Returns why the file could not be changed; empty if it was.
+    Args:
+        path: The configuration file.
+        candidates: Returns changed texts for the present text.
+        accept: Whether the second configuration differs from the first, the present one, as intended.
+
+    Returns:
+        Reason why the file could not be changed; empty if it was.
     """
     try:
         text = path.read_bytes().decode("utf-8")  # keeps the line ends

@@ -59,7 +59,8 @@ class Finding:
 def examine_configuration(path: Path | None) -> Finding:
     """Checks keys and values of the configuration file and the options of its plug-ins; opens nothing.
 
-    Path as for ``config.read``, but without a file the check fails.
+    Args:
+        path: The configuration file; None as for ``config.read``, but without a file the check fails.
     """
     try:
         config = read(path or Path(FILE), variables_needed=False)
@@ -82,9 +83,11 @@ def _plug_ins(config: Config) -> Iterator[tuple[str, PluginSpec]]:
 
 
 def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
-    """Checks configuration, index, guard, event store, embedder and corpus; path as for ``config.read``.
+    """Checks configuration, index, guard, event store, embedder and corpus.
 
-    ``fix`` rebuilds wrong corpus moments from the stored vectors.
+    Args:
+        path: The configuration file; None as for ``config.read``.
+        fix: Whether to rebuild wrong corpus moments from the stored vectors.
     """
     try:
         config = read(path)

@@ -46,7 +46,12 @@ class CapabilityError(ConfigError):
 
 
 class BackendError(CasemateError):
-    """An external system failed: a server, a database, a disk."""
+    """An external system failed: a server, a database, a disk.
+
+    Attributes:
+        backend: Name of the backend.
+        retryable: Whether a retry may succeed.
+    """
 
     def __init__(self, message: str, *, backend: str, retryable: bool) -> None:
         super().__init__(message)
@@ -90,9 +95,13 @@ def needs(install: str) -> Iterator[None]:
 
 
 def require_range(owner: str, options: object, names: str, **limits: float) -> None:
-    """Checks that options are finite numbers in a range: ``above``, ``at_least``, ``at_most``, ``below``.
+    """Checks that options are finite numbers in a range.
 
-    The names of the options are separated by spaces; ``owner`` is the plug-in or section, for the error.
+    Args:
+        owner: Name of the plug-in or section, for the error.
+        options: The object with the options.
+        names: Names of the options, separated by spaces.
+        **limits: ``above``, ``at_least``, ``at_most``, ``below``.
 
     Raises:
         ConfigError: If a value is out of range.

@@ -124,7 +124,11 @@ class Query:
     """A query of a client.
 
     Attributes:
+        text: The question.
+        client: Name of the client.
         tenant: The tenant whose documents are searched.
+        k: Number of documents to retrieve.
+        id: Id of the request.
         labels: Access labels of the client; documents with other labels are invisible to it. None: no restriction.
         groups: Groups of the client, for ``guard.audience``. None: an operator, who may read every document in full.
             An empty set: a client without groups.
@@ -393,6 +397,7 @@ class Outcome(NamedTuple, Generic[T]):
 
     Attributes:
         value: The value for the next stage.
+        verdict: The decision; None if there is none.
         more: The defense needs more hits to decide, and is called again with them. It must not have recorded anything.
             Without effect if ``Retrieval.exhausted``, also after a defense that replaced unreadable hits.
     """

@@ -65,9 +65,15 @@ def related_sources(
 ) -> frozenset[str]:
     """The other sources in the units of some sources, to hide them together.
 
-    The documents are chunks of these and other sources, such as those of the hits. The relation is transitive. Copies
-    have most of their numbers in common: two forms with other figures are two records. A text with copies in more than
-    ``MAX_COPIES`` sources relates none. A document without a value for a key is related to none by this key.
+    The relation is transitive. Copies have most of their numbers in common: two forms with other figures are two
+    records. A text with copies in more than ``MAX_COPIES`` sources relates none. A document without a value for a key
+    is related to none by this key.
+
+    Args:
+        documents: Chunks of these and other sources, such as those of the hits.
+        sources: Names of sources.
+        keys: Metadata keys, such as ``subject``.
+        copies: Whether edited copies are related.
     """
     pages, given = list(documents), frozenset(sources)
     return _reachable(_relations(lambda: pages, given, keys, copies), given) - given

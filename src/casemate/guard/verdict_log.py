@@ -34,7 +34,14 @@ async def ask(target: Target, query: Query) -> Answer:
 
 
 def append(store: EventStore | None, query: Query, verdict: Verdict, log_text: bool = False) -> None:
-    """Appends a verdict; the store writes it asynchronously. A failure is logged and does not cost the answer."""
+    """Appends a verdict; the store writes it asynchronously. A failure is logged and does not cost the answer.
+
+    Args:
+        store: The event store; None: verdicts are not logged.
+        query: The query that the verdict is about.
+        verdict: The verdict.
+        log_text: Whether to include the text of the query.
+    """
     if (collected := _COLLECTED.get()) is not None:
         collected.append(verdict)
     if store is None:

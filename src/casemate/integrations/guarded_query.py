@@ -24,6 +24,7 @@ class ClientIdentity:
     name, never one that the request itself claims. Requests without a name share the client ``anonymous``.
 
     Attributes:
+        client: Name or number of the person or service.
         tenant: Separates clients of the same name. It does not select documents; use filters for that.
         groups: Groups of the client, for the rules of ``guard.audience``.
     """
@@ -85,6 +86,7 @@ class FrameworkDocument(NamedTuple):
 
     Attributes:
         id: Unique in the collection.
+        text: The text that a model reads.
         source: The record that it is a chunk of; empty: a record of its own.
         native: The framework's own object; None: a defense composed the text.
         score: The framework's own score; None: unknown.

@@ -35,6 +35,7 @@ class Calibration:
 
     Attributes:
         documents: Chunks of the tenant when it was calibrated.
+        k: Hits per context.
         features: Names of the features, in the order of the weights.
         centre: Means of the features among benign queries.
         scale: Standard deviations of the features among benign queries.

@@ -77,6 +77,7 @@ class EnforcementPreview:
     """What enforcement would have changed in the traffic that was recorded in observe mode.
 
     Attributes:
+        questions: Questions of clients, without canaries.
         sessions: Questions of one client with pauses of at most 30 minutes are one session.
         affected: Questions that any defense would have affected.
         repeated: Of these, questions in which every defense only repeats an earlier decision.

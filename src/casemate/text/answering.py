@@ -217,9 +217,9 @@ def refers_back(sentence: str) -> bool:
 
 
 def sentence_features(question: Question, passages: Sequence[Passage]) -> Float64:
-    """Features of all sentences, (n, len(FEATURES)), by passages, best first, and sentences.
+    """Features of all sentences, (n, len(FEATURES)); the vector features are 0 (see ``with_cosines``).
 
-    The vector features are 0 (see ``with_cosines``).
+    Rows are in the order of the passages, of which the best is first, and of the sentences in each.
     """
     stems = [[content_words(s) for s in p.sentences] for p in passages]
     weights = _word_weights(question, [s for passage in stems for s in passage])

@@ -38,8 +38,8 @@ def generate_questions(
 ) -> list[str]:
     """Generates questions of some kinds (default: all) in equal shares, each about a random document.
 
-    The documents are whole, at least one with text. The same state of ``rng`` gives the same questions. Each contains a
-    word.
+    The documents are whole, at least one with text. The same state of ``rng`` gives the same questions. Each question
+    contains a word.
     """
     return [question for question, _ in generate_with_documents(documents, count, rng, kinds)]
 

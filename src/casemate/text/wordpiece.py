@@ -34,6 +34,7 @@ class WordPiece:
     """Tokenizer of an uncased BERT model.
 
     Args:
+        vocabulary: Id of each token; a piece inside a word begins with ``##``. Must contain ``[UNK]``.
         special: Tokens that are never split, such as ``[UNK]``.
 
     Attributes:

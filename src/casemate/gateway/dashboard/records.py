@@ -102,6 +102,7 @@ class RequestRecord:
     """A request to the gateway. See ``state.Gateway.record_request``.
 
     Attributes:
+        id: Id of the request, which its verdicts contain.
         first_token: Seconds; None: the answer was not a stream.
     """
 

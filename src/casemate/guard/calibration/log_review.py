@@ -72,7 +72,12 @@ def _known_share(text: str, found: Retrieval) -> float | None:
 
 
 def log_warnings(calibration: Calibration, significance: float) -> list[str]:
-    """Warnings about the query log of a calibration; empty if it raises no doubt or is synthetic."""
+    """Warnings about the query log of a calibration; empty if it raises no doubt or is synthetic.
+
+    Args:
+        calibration: The calibration.
+        significance: The false-alarm rate in use, in (0, 1).
+    """
     rate = calibration.attainable_rate(significance)
     review = calibration.notes.get("log") or {}
     close = {name: Estimate(*share) for name, share in (review.get(AS_CLOSE) or {}).items()}

@@ -191,9 +191,11 @@ class WatermarkFilter:
     async def answer(
         self, pieces: AsyncIterator[str], on_match: Callable[[WatermarkMatch], None] = lambda match: None
     ) -> AsyncIterator[str]:
-        """Yields an answer with a short delay; cut at a token, then ``UNKNOWN`` if nothing was sent yet. Closes it.
+        """Yields an answer with a short delay; cut at a token, then ``UNKNOWN`` if nothing was sent yet.
 
-        ``on_match`` is called before the end of a cut answer.
+        Args:
+            pieces: The answer; it is closed at the end.
+            on_match: Called before the end of a cut answer.
         """
         sent = False
         async with closing_stream(pieces):

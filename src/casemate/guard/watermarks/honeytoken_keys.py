@@ -48,6 +48,7 @@ class HoneyRecord:
     Attributes:
         tenant: Owner of the collection.
         source: Source name in the collection.
+        number: Number within the generation, from 0.
     """
 
     tenant: str

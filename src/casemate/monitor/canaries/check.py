@@ -48,6 +48,8 @@ class ObservedAnswer:
 
     Attributes:
         documents: Ids of the documents in the context, best first.
+        sources: Their sources, in the same order.
+        scores: Their cosine similarities, in the same order.
         judged_refusal: Whether a judge model takes the answer for a refusal; None: it was not asked.
         withheld: Ids of the documents that the guard withheld from the answer, at most ``MAX_WITHHELD``.
     """

@@ -83,6 +83,7 @@ class DriftReading:
         value: Its value in the window: a share; of ``length`` the mean of ln(1 + words); of ``concentration`` the
             probability that two hits have the same source.
         evidence: CUSUM of the e-values over the windows.
+        threshold: Evidence from which the signal alarms.
         documents: Of ``hub``: the documents in more answers than before.
     """
 

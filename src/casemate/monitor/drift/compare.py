@@ -45,6 +45,7 @@ class CanaryPair:
     """One canary on both systems.
 
     Attributes:
+        asked: Questions to each system.
         passed: Passes of the first and of the second system.
         deviations: Kinds of deviation that only one of them had.
         overlap: Rank-biased overlap of the contexts, in [0, 1]; None: the targets report neither ids nor sources.

@@ -59,6 +59,7 @@ class ShadowDiff:
     """Differences between two states.
 
     Attributes:
+        asked: Questions that both answered.
         errors: Questions that one of them did not answer.
         unexplained: Flips without a new document in their context.
     """

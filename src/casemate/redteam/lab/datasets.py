@@ -39,6 +39,7 @@ class Split:
 
     Attributes:
         members: Documents that stay in the index, in random order.
+        nonmembers: Documents left out of it, in random order.
         half: The half of each candidate by name: decision rules are fitted on one and evaluated on the other.
         dropped: Non-members left out because of a near-duplicate that stays in the index.
         fingerprint: Of all documents and their roles: equal only for splits whose results can be combined.
@@ -103,9 +104,16 @@ def draw_split(
 ) -> Split:
     """Draws members and non-members from whole documents at random: the requested numbers, or fewer with a note.
 
-    A non-member with a near-duplicate that stays in the index is replaced by another. Numbers in ``fixed`` (`members`,
-    `nonmembers`) are not reduced. If the index is not large enough without these non-members (``leaves_enough``), fewer
-    are drawn, but not fewer than `MIN_CANDIDATES`.
+    A non-member with a near-duplicate that stays in the index is replaced by another.
+
+    Args:
+        documents: All whole documents of the index, each name once.
+        members: Number of members.
+        nonmembers: Number of non-members.
+        seed: Seed of the draw.
+        fixed: Which of `members` and `nonmembers` must not be reduced.
+        leaves_enough: Whether the index is large enough without these non-members. If not, fewer are drawn, but
+            not fewer than `MIN_CANDIDATES`.
 
     Raises:
         DataError: If there are too few documents.

@@ -36,9 +36,14 @@ def measure_crawl(
 
     Replies are decoded by the attack before. The papers use an embedder that is not the attacked system's.
 
-    ``windows``: whether sliding windows of replies are compared too, or their sizes in words. They are nine tenths of
-    the work; with fewer sizes, or without any, the rates can only be lower. ``step`` opens a progress display for a
-    number of texts to embed.
+    Args:
+        crawler: The attack that was run.
+        traces: The result of `Crawler.run`.
+        chunks: All chunks of the tenant's index, each id once.
+        embedder: Embeds chunks and replies for cosines.
+        windows: Whether sliding windows of replies are compared too, or their sizes in words. They are nine tenths of
+            the work; with fewer sizes, or without any, the rates can only be lower.
+        step: Opens a progress display for a number of texts to embed.
 
     Raises:
         ValueError: If there are no chunks.
@@ -83,7 +88,10 @@ def recovery_ratio(
 ) -> Estimate | None:
     """CRR with the guard divided by CRR without, with the interval of paired resamples of chunks.
 
-    None if nothing is recovered without the guard.
+    Both crawls were compared with ``chunks``. ``seed`` is that of the resamples.
+
+    Returns:
+        None if nothing is recovered without the guard.
     """
     off, on = (np.array([chunk.id in side.first_recovered for chunk in chunks]) for side in (without, guarded))
     if not off.any():

@@ -40,6 +40,7 @@ class Trial:
 
     Attributes:
         candidate: Source of the attacked document.
+        member: Whether it was in the index.
         features: Measurements of the attack; higher indicates membership.
         hidden: Questions in which the guard withheld the candidate; 0 with the guard off.
         flagged: Questions in which the guard withheld any document or changed the answer.
@@ -171,6 +172,9 @@ class ExtractionResult:
         first_alarm: Number of the first question with an alarm; None: no alarm. Lower is better.
         finds: Texts that the attack attributes to the collection. They are the operator's data.
         first_recovered: Number of the question that recovered each chunk, by chunk id; operator's data, as `finds`.
+        resumed: See `CrawlTrace`.
+        exhausted: See `CrawlTrace`.
+        error: See `CrawlTrace`.
     """
 
     questions: int
@@ -253,7 +257,11 @@ class ExtractionSide:
         refused: Questions that the target rejected.
         said: Words in all replies.
         texts: Distinct texts that the attack attributes to the collection.
+        words: Words in these texts.
         vocabulary: Distinct words in these texts, in lower case.
+        resumed: See `CrawlTrace`.
+        exhausted: See `CrawlTrace`.
+        error: See `CrawlTrace`.
     """
 
     questions: int
@@ -336,9 +344,11 @@ class RedactedExchange:
         answered: Whether the reply is neither empty nor a refusal.
         in_context: Whether the candidate was in the generator's context; None: no context was reported.
         hidden: Aliases of sources of which the guard withheld documents, at most ten.
+        hidden_count: Number of these sources.
         reasons: Decisions of the defenses that flagged the question.
         refused: Whether the target rejected the question.
         recovered: Aliases of sources of which a crawl's question recovered new chunks, at most ten.
+        recovered_count: Number of these chunks.
         context: Aliases of the sources in the context of a crawl's question, at most ten.
     """
 
@@ -480,6 +490,7 @@ class CampaignResult:
         at: End of the run, ISO 8601 with offset.
         status: The worst status of all checks.
         utility: Cost of the guard on benign questions; None: not measured.
+        audit: Result of the two-world audit; None: not made.
         not_tested: Limits of the campaign, one sentence each.
         simulated: Parts that replaced real ones, one sentence each.
         evidence: Seed, versions, fingerprints of configuration and corpus, sizes of the split.

@@ -58,9 +58,11 @@ class TwoWorldFindings:
 
     Attributes:
         audit: Pairs and differences, for the report.
+        asked: Questions about members.
         exposed: Questions with the member, or a copy, in the context: the guard did not withhold it.
         ended_early: Sessions whose comparison ended because the member changed a context, although it was neither shown
             nor withheld: the guard compares documents with their neighbors, and the member was a neighbor.
+        differences: The first differences.
     """
 
     audit: TwoWorldAudit
