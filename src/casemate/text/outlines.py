@@ -26,7 +26,10 @@ HASHES = 1 << 16
 _HASHED = 8
 """Number of letters in a hash: those of a 64-bit number."""
 _STEP = 2
-"""Distance of the hashes that are looked up. Three of them cover ``OUTLINE`` letters."""
+"""Distance of the hashes that are looked up. Three of them cover ``OUTLINE`` letters.
+
+So of equal runs of ``OUTLINE`` letters, those at an even position are found, and all longer ones.
+"""
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _SEPARATOR = b"\x00"
 _FUNCTION = ascii_uppercase.encode()
