@@ -40,9 +40,10 @@ async def ask(request: PageRequest) -> Page:
     query = query_of(key, question, key.id, request.app.config.rag.k)
     try:
         answer = await verdict_log.ask(request.app.unrecorded_target(), query)
+        excluded = await request.app.guard.excluded_sources(query) if request.app.mode == "enforce" else None
     except (QueryError, BackendError) as error:
         return Page("view_as_client.html", context | {"error": str(error)})
-    return Page("view_as_client.html", context | _shown(request, query, answer))
+    return Page("view_as_client.html", context | _shown(request, query, answer) | {"excluded": excluded})
 
 
 def _form(request: PageRequest, chosen: str, question: str) -> dict[str, Any]:
