@@ -431,11 +431,14 @@ def test_ask_as_a_client_explains(folder):
     assert "1932" in shown["answer"] and not any(word in shown["answer"] for word in WORDS)
     (verdict,) = shown["verdicts"]
     assert verdict["evidence"]["units"] == 3 and verdict["evidence"]["support"][0] == 3
+    combined = "(3 sources combined)"
+    assert shown["hits"] == [{"id": combined, "source": combined, "score": None}]
     explained = " ".join(cli_run("ask", QUESTION, "--as", "none", "--explain").split())
     about = "a unit is a source with its copies; 3 of them state something about the question"
     units = f"from 3 units ({about}) that the client may not read"
     assert f"{units}; 0 readable documents kept; units that state each" in explained
     assert not any(f"{field} " in explained for field in ("came_in", "altered 1", "stating 3"))
+    assert combined in explained and "0.1000" not in explained
     full = cli_run("ask", "Which door does the north tower of the harbor bridge have?", "--as", "archive")
     assert "walnut" in full
     assert UNKNOWN in cli_run("ask", "Which door does the north tower of the harbor bridge have?", "--as", "visitor")

@@ -134,7 +134,7 @@ def test_every_defense_with_verdicts_states_its_reason_in_words():
     for name, evidence in EVIDENCE.items():
         assert verdicts.reason(name, evidence) == EXPECTED[name]
     assert verdicts.reason("quorum", {"units": 0, "readable": 0, "words": 0, "best": 0.17, "floor": 0.3}) == (
-        "no source is similar enough to the question (best .17, floor .30); 0 readable documents kept"
+        "unreadable sources left out; none was relevant (best .17, needs .30); 0 readable documents kept"
     )
     assert verdicts.reason("embargo", {"rule_name": "x", "none": []}) == "rule name: x"
 
@@ -173,6 +173,20 @@ def test_a_verdict_shows_decision_reason_and_what_is_withheld():
     ]
     failed = Verdict("quorum", False, Action.WITHHOLD, 0.0, None, evidence={"error": "OSError"})
     assert verdict_lines(failed) == ["quorum: failed, the whole context withheld", "  reason: OSError"]
+
+
+@pytest.mark.parametrize("enforced", [True, False])
+def test_quorum_does_not_say_not_flagged(enforced):
+    far = {"units": 0, "readable": 0, "words": 0, "best": 0.24, "floor": 0.3, "left_out": 6}
+    found = Verdict("quorum", False, Action.HIDE, 0.0, 0.0, ("a#1", "b#1"), far, enforced)
+    assert verdict_lines(found) == [
+        "quorum: 6 unreadable sources left out; none was relevant (best .24, needs .30); 0 readable documents kept"
+    ]
+    answered = Verdict("quorum", False, Action.HIDE, 0.0, 0.0, ("a#1", "b#1"), EVIDENCE["quorum"], enforced)
+    decision, _, last = verdict_lines(answered)
+    left_out = "left out" if enforced else "would be left out (observe mode)"
+    assert decision == f"quorum: 2 chunks that the client may not read {left_out}"
+    assert last == f"  {'left out' if enforced else 'would withhold'} chunks: a#1, b#1"
 
 
 def test_empty_evidence_is_left_out():

@@ -26,7 +26,7 @@ from casemate.protocols import Target
 from casemate.rag.pipeline import require_answerable
 from casemate.rag.question_file import read_questions
 from casemate.reports.format import plural
-from casemate.reports.verdicts import some, verdict_lines
+from casemate.reports.verdicts import context_rows, some, verdict_lines
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT, Action, Answer, Query, Verdict
 
@@ -191,7 +191,7 @@ async def _answer_file(asker: _Asker, questions: Iterator[tuple[str, str | None]
 
 
 def _as_json(answer: Answer, excluded: _Excluded | None) -> dict[str, Any]:
-    hits = [{"id": h.document.id, "source": h.document.source, "score": h.score} for h in answer.retrieval.hits]
+    hits = [{"id": document, "source": source, "score": score} for document, source, score in context_rows(answer)]
     found = {"answer": answer.text, "hits": hits, "verdicts": [asdict(v) for v in answer.verdicts]}
     return found | ({"audience": {"unentitled": "nothing", "excluded": excluded.sources}} if excluded else {})
 
@@ -199,8 +199,8 @@ def _as_json(answer: Answer, excluded: _Excluded | None) -> dict[str, Any]:
 def _explain(answer: Answer, mode: str, excluded: _Excluded | None) -> None:
     out.print(shown(answer.text), soft_wrap=True)
     context = Table("rank", "score", "document in the context", title=f"guard: {mode}", title_justify="left")
-    for rank, hit in enumerate(answer.retrieval.hits, 1):
-        context.add_row(str(rank), f"{hit.score:.4f}", shown(hit.document.id))
+    for rank, (document, _, score) in enumerate(context_rows(answer), 1):
+        context.add_row(str(rank), "" if score is None else f"{score:.4f}", shown(document))
     out.print(context)
     if excluded:
         out.print(shown(excluded.line), soft_wrap=True)

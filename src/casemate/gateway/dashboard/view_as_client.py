@@ -15,7 +15,7 @@ from casemate.gateway.auth.keys import ApiKey, query_of
 from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.table import Column
 from casemate.guard import verdict_log
-from casemate.reports.verdicts import reason
+from casemate.reports.verdicts import context_rows, reason
 from casemate.types import Answer, Query
 
 CONTEXT = (
@@ -62,7 +62,7 @@ def _described(key: ApiKey) -> str:
 
 def _shown(request: PageRequest, query: Query, answer: Answer) -> dict[str, Any]:
     policy, mode = request.app.guard.audience, request.app.mode
-    rows = [{"id": hit.document.id, "source": hit.document.source, "score": hit.score} for hit in answer.retrieval.hits]
+    rows = [{"id": document, "source": source, "score": score} for document, source, score in context_rows(answer)]
     decisions = [
         {
             "defense": verdict.defense,
