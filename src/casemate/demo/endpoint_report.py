@@ -62,8 +62,8 @@ def _quoted(found: EndpointAssessment) -> EndpointHeadline:
     if pasted is None:
         return EndpointHeadline(title, None, None, True, "", "no record was pasted")
     meaning = (
-        f"{percent(pasted.records.value)} of the replies continue the record with {QUOTE_WORDS} words in a row that "
-        f"the question did not contain; {percent(pasted.baseline.value)} for texts that do not exist."
+        f"{percent(pasted.records.value)} of the replies contain {QUOTE_WORDS} words in a row of the half that was not "
+        f"pasted; {percent(pasted.baseline.value)} for texts of the baseline."
     )
     return EndpointHeadline(title, pasted.records, pasted.baseline, True, meaning, f"attack {ATTACK.use}")
 
