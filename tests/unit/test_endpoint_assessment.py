@@ -70,6 +70,7 @@ def test_an_openai_compatible_system_is_attacked_within_the_limit(attempt, folde
     page = (folder / ".casemate/try/report.html").read_text()
     assert ("<mark>" in page) is not guarded
     assert "What an attacker gets from this system" in page
+    assert re.search(r'class="off-side"><p class="label">This system', page) and "guard on" not in page.lower()
     assert "<script" not in page
 
 

@@ -24,6 +24,7 @@ from casemate.redteam.reporting.text import (
     describe_checks,
     describe_extracted,
     describe_personal_data,
+    is_one_system,
     overall_status,
     undecided_note,
 )
@@ -103,12 +104,23 @@ def _tables(result: CampaignResult) -> Iterator[Table]:
     elif result.attacks:
         attacks = [(escape(a.name), *(("error", "", "") if a.error else _attack_cells(a))) for a in result.attacks]
         columns = ("attack", "guard off", "guard on", "withheld")
-        yield _table("Membership inference: AUC [95 %]; 0.5 is chance", columns, attacks)
+        yield _table("Membership inference: AUC [95 %]; 0.5 is chance", *_one_system(result, columns, attacks))
     if crawlers:
         crawls = {crawl.attack: crawl for crawl in result.crawls}
         crawled = [(escape(c.attack), *_crawl_cells(crawls.get(c.attack)), c.status.value) for c in crawlers]
         headings = ("crawler", "guard off", "guard on", "first alarm", "status")
-        yield _table("Share of the chunks recovered (CRR) [95 %]; lower is better", headings, crawled)
+        title = "Share of the chunks recovered (CRR) [95 %]; lower is better"
+        yield _table(title, *_one_system(result, headings, crawled))
+
+
+def _one_system(
+    result: CampaignResult, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
+) -> tuple[tuple[str, ...], Sequence[tuple[str, ...]]]:
+    """Columns and rows with one column for a system that may have no guard, instead of one for each side."""
+    if not is_one_system(result):
+        return columns, rows
+    merged = [(first, off if off == "error" else on, *rest) for first, off, on, *rest in rows]
+    return (columns[0], "this system", *columns[3:]), merged
 
 
 def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], caption: str | None = None) -> Table:
