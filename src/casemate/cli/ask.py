@@ -26,7 +26,7 @@ from casemate.protocols import Target
 from casemate.rag.pipeline import require_answerable
 from casemate.rag.question_file import read_questions
 from casemate.reports.format import plural
-from casemate.reports.verdicts import context_rows, some, verdict_lines
+from casemate.reports.verdicts import NOTES, context_rows, score_figures, some, verdict_lines
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT, Action, Answer, Query, Verdict
 
@@ -207,5 +207,8 @@ def _explain(answer: Answer, mode: str, excluded: _Excluded | None) -> None:
     for v in answer.verdicts:
         for line in verdict_lines(v):
             out.print(shown(line), soft_wrap=True)
-    if any(v.threshold is not None for v in answer.verdicts):
+    shown_figures = [v.defense for v in answer.verdicts if score_figures(v.defense, v.score, v.threshold)]
+    if shown_figures:
         out.print("[dim]a defense flags a question whose score exceeds its threshold[/dim]")
+    for note in dict.fromkeys(NOTES[name] for name in shown_figures if name in NOTES):
+        out.print(f"[dim]{note}[/dim]", soft_wrap=True)

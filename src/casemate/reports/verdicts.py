@@ -29,6 +29,12 @@ CUTS = {
 """Limits of ``crawl_limit`` that cut an answer, by the name of the option."""
 LEAST_EVIDENCE, ORDERS_ABOVE = 0.1, 6.0
 """Evidence of ``crawl_limit`` is drawn from the first on, and up to so many powers of ten above the alarm."""
+NOTES = {
+    "mirabel": "mirabel: a score is that of one source, from wording and similarity, so the highest need not have "
+    "rank 1; the threshold differs at random by client and document",
+    "crawl_limit": "crawl_limit: evidence 1 is that of an ordinary client; above the second number, it raises an alarm",
+}
+"""What the figures of a defense with a threshold mean."""
 SHOWN = 5
 """Names in a list."""
 
@@ -172,7 +178,7 @@ def _mirabel(e: Mapping[str, Any]) -> str:
         compared = f"mean similarity {number(e['mean'])}, standard deviation {number(e['std'])}"
         return f"the closest source is {e['target']}, compared with {plural(e['n'], 'chunk')} ({compared})"
     why = "; ".join(REASONS.get(name, name) for name in e["why"]) or "no document is closer than in benign questions"
-    closest = f"closest source {e['target']}; " if e["target"] else ""
+    closest = f"highest score against its threshold: {e['target']}; " if e["target"] else ""
     return f"{why} ({closest}{percent(e['p'])} of benign questions are as close)"
 
 
