@@ -25,6 +25,7 @@ from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.gateway.mcp.found_documents import judge_found
 from casemate.guard.audience import IGNORED, AudiencePolicy, EntitlementRule, ReleasedDocument
 from casemate.guard.defenses.honeytoken import HoneyToken
+from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.guard import Guard
 from casemate.guard.turn import turn
@@ -430,16 +431,46 @@ def test_ask_as_a_client_explains(folder):
     assert "1932" in shown["answer"] and not any(word in shown["answer"] for word in WORDS)
     (verdict,) = shown["verdicts"]
     assert verdict["evidence"]["units"] == 3 and verdict["evidence"]["support"][0] == 3
+    combined = "(3 sources combined)"
+    assert shown["hits"] == [{"id": combined, "source": combined, "score": None}]
     explained = " ".join(cli_run("ask", QUESTION, "--as", "none", "--explain").split())
     about = "a unit is a source with its copies; 3 of them state something about the question"
     units = f"from 3 units ({about}) that the client may not read"
     assert f"{units}; 0 readable documents kept; units that state each" in explained
     assert not any(f"{field} " in explained for field in ("came_in", "altered 1", "stating 3"))
+    assert combined in explained and "0.1000" not in explained
     full = cli_run("ask", "Which door does the north tower of the harbor bridge have?", "--as", "archive")
     assert "walnut" in full
     assert UNKNOWN in cli_run("ask", "Which door does the north tower of the harbor bridge have?", "--as", "visitor")
     with open_app() as app:
         assert not app.store.scan("verdict")  # nothing is recorded about the client
+
+
+def test_ask_as_a_client_names_the_sources_that_it_may_not_read(folder):
+    text = (folder / "casemate.yaml").read_text()
+    (folder / "casemate.yaml").write_text(text.replace("unentitled: quorum", "unentitled: nothing"))
+    explained = cli_run("ask", QUESTION, "--as", "visitor", "--explain", "-k", "2")
+    (line,) = [line for line in explained.splitlines() if line.startswith("audience: ")]
+    assert line.startswith(
+        "audience: of the 2 nearest chunks, 2 sources not readable by visitor (unentitled: nothing): d"
+    )
+    shown = json.loads(cli_run("ask", QUESTION, "--as", "visitor", "--json"))
+    assert shown["hits"] == [] and shown["audience"]["unentitled"] == "nothing"
+    assert sorted(shown["audience"]["excluded"]) == ["d0", "d1", "d2"]
+    (folder / "questions.txt").write_text(QUESTION)
+    assert json.loads(cli_run("ask", "--from", "questions.txt", "--as", "visitor"))["audience"] == shown["audience"]
+    for options in (("--as", "archive"), (), ("--as", "visitor", "--guard", "observe")):
+        assert '"audience"' not in cli_run("ask", QUESTION, *options, "--json")
+    assert not any(name in cli_run("ask", QUESTION, "--as", "visitor") for name in ("d0", "d1", "d2"))
+
+
+@pytest.mark.parametrize("public", [0, 1, 2, 3])
+def test_mirabel_counts_the_chunks_that_the_client_may_read(tmp_path, public):
+    with closing(SqliteIndex(tmp_path / "index.db")) as index:
+        guard = guard_of(Rag(BagOfWords(256), index, Parrot()), "nothing", [Mirabel(mode="paper")])
+        asyncio.run(guard.add(collection(3, public)))
+        (verdict,) = asyncio.run(guard.retrieve(asked()))[1]
+    assert verdict.evidence["undecided"].startswith(f"too few chunks ({public} readable of {3 + public}; ")
 
 
 def test_ask_as_a_restricted_client_warns_in_observe_mode(folder):

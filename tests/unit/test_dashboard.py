@@ -1160,6 +1160,8 @@ class TestExploring:
             and "1 chunk withheld" in shown["staff"]
         )
         assert "may not read every source" in shown["visitor"] and "The context is empty" in shown["visitor"]
+        assert "5 sources among the nearest chunks left out" in shown["visitor"]
+        assert "left out" not in shown["staff"]
         assert HOSTILE not in hostile and "&lt;script&gt;" in hostile
 
     def test_an_admin_of_one_tenant_views_no_client_of_another(self, tmp_path):

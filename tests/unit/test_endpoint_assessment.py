@@ -11,6 +11,7 @@ from casemate import plugins
 from casemate.cli import main
 from casemate.config import PluginSpec
 from casemate.demo import endpoint
+from casemate.demo.assessment import quotes
 from casemate.demo.assessment_report import mark_quotations
 from casemate.errors import ConfigError, DataError
 from casemate.text.tokens import words
@@ -69,6 +70,7 @@ def test_an_openai_compatible_system_is_attacked_within_the_limit(attempt, folde
     page = (folder / ".casemate/try/report.html").read_text()
     assert ("<mark>" in page) is not guarded
     assert "What an attacker gets from this system" in page
+    assert re.search(r'class="off-side"><p class="label">This system', page) and "guard on" not in page.lower()
     assert "<script" not in page
 
 
@@ -221,6 +223,24 @@ def test_too_few_texts_of_the_baseline_are_refused(folder):
     spec = PluginSpec.model_validate({"use": "http", "url": "http://127.0.0.1:9/"})
     with pytest.raises(DataError, match="has 1 texts"):
         endpoint.plan_endpoint(spec, folder / "known/in", folder / "few", 100, (), folder)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "quoted"),
+    [(0, 20, False), (0, 22, False), (9, 31, False), (0, 32, True), (20, 32, True), (28, 40, True), (29, 40, False)],
+)
+def test_a_quotation_lies_wholly_in_the_half_that_was_not_pasted(first, last, quoted):
+    record, pasted = " ".join(f"w{i}" for i in range(40)), " ".join(f"w{i}" for i in range(20))
+    question, reply = f'"{pasted}"\nGive the rest.', " ".join(f"w{i}" for i in range(first, last))
+    assert quotes(record, question, reply) is quoted
+    marked = " ".join(part.strip() for part, copied in mark_quotations(record, question, reply) if copied)
+    assert marked == (" ".join(f"w{i}" for i in range(max(first, 20), last)) if quoted else "")
+
+
+def test_a_rest_of_few_words_is_quoted_whole():
+    record = "w1 w2 w3 w4 w5 w6"
+    assert quotes(record, "w1 w2 w3", "w3 w4 w5 w6") and not quotes(record, "w1 w2 w3", "w2 w3 w4 w5")
+    assert not quotes(record, record, record) and not quotes("", "w1", "w1")
 
 
 def test_marks_are_what_counts_as_a_quotation():

@@ -106,6 +106,14 @@ class TestPreview:
         assert preview(*events).sources == ("a", "b")
 
     @pytest.mark.parametrize(
+        ("questions", "said"),
+        [(7, "probably an attack, or too few questions to judge (7 of 99)"), (200, "certainly more than 2 % of the")],
+    )
+    def test_few_questions_are_too_few_to_judge(self, questions, said):
+        found = enforcement.EnforcementPreview(datetime.now(UTC), questions, 2, questions // 2, 0, 1, {}, ())
+        assert enforce_command._objection(found).startswith(said)
+
+    @pytest.mark.parametrize(
         ("affected", "of", "excessive"), [(0, 0, False), (0, 50, False), (2, 50, False), (9, 50, True)]
     )
     def test_a_large_share_is_excessive(self, affected, of, excessive):
@@ -159,9 +167,12 @@ class TestCommand:
         assert settings() == ["enforce"]
         assert "already" in run("--yes").stderr and settings() == ["enforce"]
 
-    def test_a_large_share_leads_to_calibration(self, place):
-        record(*(verdict(i, hidden=("d1",)) for i in range(9)))
-        assert "casemate calibrate --recorded" in run("--dry-run").stderr
+    @pytest.mark.parametrize(
+        ("questions", "said"), [(9, "too few questions to judge (9 of 99)"), (99, "casemate calibrate --recorded")]
+    )
+    def test_a_large_share_leads_to_calibration(self, place, questions, said):
+        record(*(verdict(i, hidden=("d1",)) for i in range(questions)))
+        assert said in run("--dry-run").stderr
         refused = CliRunner().invoke(cli, ["enforce", "--yes"])
         assert isinstance(refused.exception, ConfigError) and "add --force" in str(refused.exception)
         assert settings() == []

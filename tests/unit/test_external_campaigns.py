@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 pytest.importorskip("httpx", reason="needs casemate[http]")
 pytest.importorskip("jsonpath_ng", reason="needs casemate[http]")
@@ -17,6 +18,7 @@ from casemate import config as configuration
 from casemate.backends.targets.http import HttpTarget
 from casemate.backends.targets.openai_endpoint import OpenAIEndpoint
 from casemate.backends.targets.python import PythonTarget
+from casemate.cli.redteam_output import print_result
 from casemate.errors import BackendError, ConfigError
 from casemate.redteam.campaigns.external import ExternalExtractionCampaign, ExternalMembershipCampaign
 from casemate.redteam.campaigns.external_targets import build_external_targets, is_external, override_targets
@@ -248,6 +250,30 @@ class TestFailures:
         more = configuration.with_overrides(config, redteam={"budget": None})
         found = run(more)
         assert found.status is CheckStatus.PASS and found.cost["questions"] == 60 and found.evidence["resumed"]
+
+    def test_a_budget_that_cannot_suffice_is_refused_before_any_question(self, place, tmp_path):
+        config = settings(place, tmp_path, "guarded", budget=59)
+        external_system.asked.clear()
+        with pytest.raises(ConfigError) as refused:
+            asyncio.run(ExternalMembershipCampaign(config).run_and_write(silent))
+        assert str(refused.value) == (
+            "1 attack on 60 texts needs about 60 questions; the budget is 59. Raise it (redteam.budget) or name fewer "
+            "attacks"
+        )
+        assert not external_system.asked
+        enough = configuration.with_overrides(config, redteam={"budget": 60})
+        asyncio.run(ExternalMembershipCampaign(enough).run_and_write(silent))
+        assert external_system.asked
+
+    def test_an_attack_that_the_budget_ends_is_not_finished(self, place, tmp_path):
+        found = run(settings(place, tmp_path, "guarded", budget=12))
+        assert found.attacks[0].error.startswith("not finished: fewer than 5 members or non-members in a half")
+        assert found.attacks[0].error.endswith("the budget of 12 questions ran out; raise it and run again to continue")
+        console = Console(width=120)
+        with console.capture() as held:
+            print_result(found, console)
+        (row,) = [line for line in held.get().splitlines() if line.startswith("│ direct")]
+        assert row.split()[1:] == ["direct", "│", "not", "finished", "│", "│"]
 
 
 class TestRounds:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from casemate import plugins
 from casemate.app import open_app
 from casemate.cli import cli
+from casemate.cli.ask import _explain
 from casemate.cli.canary import _describe_counts
 from casemate.errors import ConfigError
 from casemate.guard import defenses
@@ -20,7 +21,7 @@ from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
 from casemate.rag.question_file import questions_in
 from casemate.reports import verdicts
 from casemate.reports.verdicts import evidence_items, verdict_lines
-from casemate.types import Action, Document, Verdict
+from casemate.types import Action, Answer, Document, Retrieval, SimilarityStats, Verdict
 from tests.fakes import BagOfWords
 
 
@@ -109,8 +110,8 @@ EVIDENCE = {
     "similarity_floor": {"floor": 0.3, "lowest": 0.25, "kept": 4},
 }
 EXPECTED = {
-    "mirabel": "no document is closer than in benign questions (closest source n/1.md; 25 % of benign questions are as "
-    "close)",
+    "mirabel": "no document is closer than in benign questions (highest score against its threshold: "
+    "n/1.md; 25 % of benign questions are as close)",
     "crawl_limit": "client suspected: 40 different chunks shown, evidence of long quotes 12.5, of questions that "
     "repeat answers 1; it is answered from whole chunks",
     "honeytoken": "planted records in the context: h1; this client has retrieved 3 different ones, as a crawler does",
@@ -134,7 +135,7 @@ def test_every_defense_with_verdicts_states_its_reason_in_words():
     for name, evidence in EVIDENCE.items():
         assert verdicts.reason(name, evidence) == EXPECTED[name]
     assert verdicts.reason("quorum", {"units": 0, "readable": 0, "words": 0, "best": 0.17, "floor": 0.3}) == (
-        "no source is similar enough to the question (best .17, floor .30); 0 readable documents kept"
+        "unreadable sources left out; none was relevant (best .17, needs .30); 0 readable documents kept"
     )
     assert verdicts.reason("embargo", {"rule_name": "x", "none": []}) == "rule name: x"
 
@@ -173,6 +174,33 @@ def test_a_verdict_shows_decision_reason_and_what_is_withheld():
     ]
     failed = Verdict("quorum", False, Action.WITHHOLD, 0.0, None, evidence={"error": "OSError"})
     assert verdict_lines(failed) == ["quorum: failed, the whole context withheld", "  reason: OSError"]
+
+
+@pytest.mark.parametrize("enforced", [True, False])
+def test_quorum_does_not_say_not_flagged(enforced):
+    far = {"units": 0, "readable": 0, "words": 0, "best": 0.24, "floor": 0.3, "left_out": 6}
+    found = Verdict("quorum", False, Action.HIDE, 0.0, 0.0, ("a#1", "b#1"), far, enforced)
+    assert verdict_lines(found) == [
+        "quorum: 6 unreadable sources left out; none was relevant (best .24, needs .30); 0 readable documents kept"
+    ]
+    answered = Verdict("quorum", False, Action.HIDE, 0.0, 0.0, ("a#1", "b#1"), EVIDENCE["quorum"], enforced)
+    decision, _, last = verdict_lines(answered)
+    left_out = "left out" if enforced else "would be left out (observe mode)"
+    assert decision == f"quorum: 2 chunks that the client may not read {left_out}"
+    assert last == f"  {'left out' if enforced else 'would withhold'} chunks: a#1, b#1"
+
+
+def test_figures_of_a_verdict_are_explained(capsys):
+    found = [
+        Verdict("mirabel", False, Action.NONE, 10.91, 16.69, (), EVIDENCE["mirabel"]),
+        Verdict("crawl_limit", False, Action.NONE, 1.0, 1e5, (), EVIDENCE["crawl_limit"]),
+        Verdict("quorum", False, Action.NONE, 0.0, 0.0, (), EVIDENCE["quorum"]),
+    ]
+    for verdicts_shown in (found, found[2:]):
+        _explain(Answer("text", Retrieval((), SimilarityStats(40, 0.1, 0.1)), tuple(verdicts_shown)), "enforce", None)
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("the threshold differs at random by client and document" in said) == (len(verdicts_shown) == 3)
+        assert ("evidence 1 is that of an ordinary client" in said) == (len(verdicts_shown) == 3)
 
 
 def test_empty_evidence_is_left_out():

@@ -19,10 +19,12 @@ from casemate.guard.defenses.mirabel import Mirabel
 from casemate.maths.stats import proportion
 from casemate.rag.question_file import questions_in
 from casemate.redteam.campaigns.own import OwnMembershipCampaign, describe_undecided
+from casemate.redteam.lab.capabilities import ATTACK_WORKS
 from casemate.redteam.lab.judge import INFERENCE_FAILS, without_decisions, worst_status
 from casemate.redteam.lab.results import Check, CheckStatus, ProbeResult, TwoWorldAudit, Utility
 from casemate.redteam.reporting.compare import ReportChange, ReportDiff
 from casemate.redteam.reporting.html import render_html
+from casemate.redteam.reporting.text import measured_and_limit
 from tests.campaigns import campaign
 from tests.fakes import BagOfWords, documents
 
@@ -40,6 +42,30 @@ def test_printed_results_have_no_control_characters_and_no_better_status_than_th
     assert told.startswith(("FAIL", "ERROR"))
     assert "[bold]not ours[/bold]" in told
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", told)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "alone"),
+    [({"target": "http a.example"}, True), ({"target": "http a.example", "target_off": "http b.example"}, False)],
+)
+def test_a_system_without_a_known_guard_has_one_column_and_is_not_called_guarded(evidence, alone):
+    made = campaign()
+    made = replace(made, evidence={**{k: v for k, v in made.evidence.items() if k != "target"}, **evidence})
+    console = Console(width=120)
+    with console.capture() as held:
+        print_result(made, console)
+    assert ("this system" in held.get(), "guard on" in held.get()) == (alone, not alone)
+    page = render_html(made)
+    assert ("Figures of this system" in page) == alone and ("Guard off against guard on" in page) != alone
+
+
+def test_a_least_value_is_not_called_a_limit():
+    least = Check(ATTACK_WORKS, CheckStatus.PASS, 0.9, 0.05, "why")
+    most = replace(least, name=INFERENCE_FAILS)
+    assert [measured_and_limit(check) for check in (least, most)] == [
+        " (measured .90, at least .05)",
+        " (measured .90, limit .05)",
+    ]
 
 
 def test_the_table_of_injected_instructions_explains_its_columns():

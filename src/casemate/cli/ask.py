@@ -25,7 +25,8 @@ from casemate.guard.audience import IGNORED
 from casemate.protocols import Target
 from casemate.rag.pipeline import require_answerable
 from casemate.rag.question_file import read_questions
-from casemate.reports.verdicts import some, verdict_lines
+from casemate.reports.format import plural
+from casemate.reports.verdicts import NOTES, context_rows, score_figures, some, verdict_lines
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT, Action, Answer, Query, Verdict
 
@@ -67,10 +68,26 @@ def ask(
         require_answerable(asker.query(question))
         app.require_documents(asker.tenant)
         if as_json or explain:
-            answer = asyncio.run(verdict_log.ask(asker.target, asker.query(question)))
-            print_json(_as_json(answer)) if as_json else _explain(answer, settings.guard.mode)
+            answer, excluded = asyncio.run(asker.explained(question))
+            print_json(_as_json(answer, excluded)) if as_json else _explain(answer, settings.guard.mode, excluded)
         else:
             asker.print_stream(question)
+
+
+@dataclass(frozen=True, slots=True)
+class _Excluded:
+    """Sources among the nearest chunks that the audience policy removed for a client (``unentitled: nothing``)."""
+
+    client: str
+    k: int
+    sources: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """The sources in one line."""
+        names = f": {some(self.sources)}" if self.sources else ""
+        found = f"of the {plural(self.k, 'nearest chunk')}, {plural(len(self.sources), 'source')} not readable by"
+        return f"audience: {found} {self.client} (unentitled: nothing){names}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +115,14 @@ class _Asker:
             return query_of(self.key, text, self.key.id, self.k)
         # A fresh client name: questions of the operator must not add to the evidence against a client.
         return Query(text, client=self.client or f"cli-{uuid.uuid4().hex}", tenant=self.tenant, k=self.k)
+
+    async def explained(self, text: str) -> tuple[Answer, _Excluded | None]:
+        """Answers a question, and says what the audience policy removed; None if it removes nothing for this client."""
+        query = self.query(text)
+        answer = await verdict_log.ask(self.target, query)
+        sources = await self.app.guard.excluded_sources(query) if self.app.mode == "enforce" else None
+        name = self.key.grant.name if self.key else query.client
+        return answer, None if sources is None else _Excluded(name, query.k, sources)
 
     def warn_of_observe_mode(self) -> None:
         """Says that a key with restrictions is answered without them."""
@@ -153,31 +178,37 @@ async def _print_stream(parts: AsyncIterator[str]) -> None:
 
 async def _answer_file(asker: _Asker, questions: Iterator[tuple[str, str | None]]) -> bool:
     """Prints a JSON line for each question. False if one could not be answered."""
-    complete, target = True, asker.target
+    complete = True
     for label, text in questions:
         try:
             if text is None:
                 raise QueryError('the line is not a question; write plain text, or {"_id": ..., "text": ...}')
-            line = {"id": label, **_as_json(await verdict_log.ask(target, asker.query(text)))}
+            line = {"id": label, **_as_json(*await asker.explained(text))}
         except (QueryError, BackendError) as error:
             line, complete = {"id": label, "error": str(error)}, False
         print_json(line, indent=None)
     return complete
 
 
-def _as_json(answer: Answer) -> dict[str, Any]:
-    hits = [{"id": h.document.id, "source": h.document.source, "score": h.score} for h in answer.retrieval.hits]
-    return {"answer": answer.text, "hits": hits, "verdicts": [asdict(v) for v in answer.verdicts]}
+def _as_json(answer: Answer, excluded: _Excluded | None) -> dict[str, Any]:
+    hits = [{"id": document, "source": source, "score": score} for document, source, score in context_rows(answer)]
+    found = {"answer": answer.text, "hits": hits, "verdicts": [asdict(v) for v in answer.verdicts]}
+    return found | ({"audience": {"unentitled": "nothing", "excluded": excluded.sources}} if excluded else {})
 
 
-def _explain(answer: Answer, mode: str) -> None:
+def _explain(answer: Answer, mode: str, excluded: _Excluded | None) -> None:
     out.print(shown(answer.text), soft_wrap=True)
     context = Table("rank", "score", "document in the context", title=f"guard: {mode}", title_justify="left")
-    for rank, hit in enumerate(answer.retrieval.hits, 1):
-        context.add_row(str(rank), f"{hit.score:.4f}", shown(hit.document.id))
+    for rank, (document, _, score) in enumerate(context_rows(answer), 1):
+        context.add_row(str(rank), "" if score is None else f"{score:.4f}", shown(document))
     out.print(context)
+    if excluded:
+        out.print(shown(excluded.line), soft_wrap=True)
     for v in answer.verdicts:
         for line in verdict_lines(v):
             out.print(shown(line), soft_wrap=True)
-    if any(v.threshold is not None for v in answer.verdicts):
+    shown_figures = [v.defense for v in answer.verdicts if score_figures(v.defense, v.score, v.threshold)]
+    if shown_figures:
         out.print("[dim]a defense flags a question whose score exceeds its threshold[/dim]")
+    for note in dict.fromkeys(NOTES[name] for name in shown_figures if name in NOTES):
+        out.print(f"[dim]{note}[/dim]", soft_wrap=True)

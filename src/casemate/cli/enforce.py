@@ -38,10 +38,15 @@ TOO_FEW = (
     f"{{}} recorded in observe mode in this period; at least {LEAST_QUESTIONS} are needed to see what would be "
     "withheld. Serve your users in observe mode for longer, or choose a longer period with --days"
 )
+TOO_FEW_TO_JUDGE = (
+    f"probably an attack, or too few questions to judge ({{}} of {LEAST_QUESTIONS}). Look at the clients, and serve "
+    "your users in observe mode for longer, or choose a longer period with --days"
+)
 EXCESSIVE = (
-    f"certainly more than {TOLERABLE:.0%} of the questions would be affected (the 95 % interval lies above it): an "
-    "attack, or questions unlike those of the calibration. Look at the clients; if they are benign, run 'casemate "
-    "calibrate --recorded', which adjusts the threshold to the recorded scores, or 'casemate calibrate --log FILE'"
+    f"certainly more than {100 * TOLERABLE:.0f} % of the questions would be affected (the 95 % interval lies above "
+    "it): an attack, or questions unlike those of the calibration. Look at the clients; if they are benign, run "
+    "'casemate calibrate --recorded', which adjusts the threshold to the recorded scores, or 'casemate calibrate "
+    "--log FILE'"
 )
 
 
@@ -94,8 +99,8 @@ def enforce(
 def _objection(preview: EnforcementPreview) -> str:
     """Why the recorded traffic does not support the switch; empty if it does."""
     if preview.excessive:
-        return EXCESSIVE
-    if preview.questions >= LEAST_QUESTIONS:
+        return TOO_FEW_TO_JUDGE.format(preview.questions) if preview.few else EXCESSIVE
+    if not preview.few:
         return ""
     were = "was" if preview.questions == 1 else "were"
     return TOO_FEW.format(f"{plural(preview.questions, 'question')} {were}") if preview.questions else UNSEEN

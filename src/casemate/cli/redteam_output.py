@@ -11,7 +11,7 @@ from rich.table import Table
 from casemate.maths.stats import Estimate
 from casemate.redteam.campaigns.membership import ENDED_EARLY
 from casemate.redteam.campaigns.replay import RECORDED, RecordedSet, ReplayResult
-from casemate.redteam.lab.judge import EXTRACTION_FAILS, OFF, ON
+from casemate.redteam.lab.judge import EXTRACTION_FAILS, NOT_FINISHED, OFF, ON
 from casemate.redteam.lab.results import (
     SEVERITY,
     AttackResult,
@@ -24,6 +24,7 @@ from casemate.redteam.reporting.text import (
     describe_checks,
     describe_extracted,
     describe_personal_data,
+    is_one_system,
     overall_status,
     undecided_note,
 )
@@ -101,14 +102,25 @@ def _tables(result: CampaignResult) -> Iterator[Table]:
         headings = ("instruction", "guard off", "guard on", "control", "suspicious")
         yield _table("Instructions in documents, share followed [95 %]", headings, rows, PROBE_COLUMNS)
     elif result.attacks:
-        attacks = [(escape(a.name), *(("error", "", "") if a.error else _attack_cells(a))) for a in result.attacks]
+        attacks = [(escape(a.name), *_attack_cells(a)) for a in result.attacks]
         columns = ("attack", "guard off", "guard on", "withheld")
-        yield _table("Membership inference: AUC [95 %]; 0.5 is chance", columns, attacks)
+        yield _table("Membership inference: AUC [95 %]; 0.5 is chance", *_one_system(result, columns, attacks))
     if crawlers:
         crawls = {crawl.attack: crawl for crawl in result.crawls}
         crawled = [(escape(c.attack), *_crawl_cells(crawls.get(c.attack)), c.status.value) for c in crawlers]
         headings = ("crawler", "guard off", "guard on", "first alarm", "status")
-        yield _table("Share of the chunks recovered (CRR) [95 %]; lower is better", headings, crawled)
+        title = "Share of the chunks recovered (CRR) [95 %]; lower is better"
+        yield _table(title, *_one_system(result, headings, crawled))
+
+
+def _one_system(
+    result: CampaignResult, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
+) -> tuple[tuple[str, ...], Sequence[tuple[str, ...]]]:
+    """Columns and rows with one column for a system that may have no guard, instead of one for each side."""
+    if not is_one_system(result):
+        return columns, rows
+    merged = [(first, on, *rest) for first, _, on, *rest in rows]
+    return (columns[0], "this system", *columns[3:]), merged
 
 
 def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], caption: str | None = None) -> Table:
@@ -121,6 +133,10 @@ def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]
 
 
 def _attack_cells(attack: AttackResult) -> tuple[str, str, str]:
+    if attack.error:
+        word = NOT_FINISHED if attack.error.startswith(NOT_FINISHED) else "error"
+        return word, word, ""
+
     def auc(metrics: MembershipMetrics | None) -> str:
         return _rate(metrics.auc) if metrics else "not run"
 

@@ -7,7 +7,9 @@ reader, answers attacks. `rag.generator` answers ordinary questions and those ab
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -295,14 +297,32 @@ async def _paste_records(
 
 
 def quotes(record: str, question: str, reply: str) -> bool:
-    """Whether a reply contains `QUOTE_WORDS` consecutive words of a record that the question did not contain.
+    """Whether a reply contains `QUOTE_WORDS` consecutive words of the part of a record that the question lacks.
 
     >>> record = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
     >>> quotes(record, "Is this yours: one two three", f"Yes: {record}"), quotes(record, record, record)
     (True, False)
     """
-    own, said, known = (ngrams(text, QUOTE_WORDS) for text in (record, reply, question))
-    return bool((own & said) - known)
+    size, wanted = unasked_ngrams(record, question)
+    return bool(wanted & ngrams(reply, size))
+
+
+def unasked_ngrams(record: str, question: str) -> tuple[int, frozenset[tuple[str, ...]]]:
+    """The word n-grams of a record behind the part that a question contains, and n: `QUOTE_WORDS`, or fewer.
+
+    n is smaller if the rest of the record is shorter. No n-gram contains a word of the pasted part: a reply that
+    repeats it and adds a word quotes nothing of the rest.
+
+    >>> unasked_ngrams("one two three four", "Go on: one two")
+    (2, frozenset({('three', 'four')}))
+    """
+    tokens, asked = (re.findall(r"[^\W_]+", text.lower()) for text in (record, question))
+    known = f" {' '.join(asked)} "
+    lengths = range(len(tokens) + 1)
+    pasted = bisect_left(lengths, True, key=lambda n: f" {' '.join(tokens[:n])} " not in known) - 1
+    rest = tokens[max(pasted, 0) :]
+    size = max(1, min(QUOTE_WORDS, len(rest)))
+    return size, ngrams(" ".join(rest), size) - ngrams(question, size)
 
 
 class _IndexedVectors(EmbedderProxy):

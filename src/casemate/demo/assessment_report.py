@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from casemate.demo.assessment import MIN_RECORD_WORDS, QUOTE_WORDS, Assessment
+from casemate.demo.assessment import MIN_RECORD_WORDS, QUOTE_WORDS, Assessment, unasked_ngrams
 from casemate.demo.sample import MAX_FILE_MB
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.maths.stats import Estimate
@@ -21,7 +21,6 @@ from casemate.redteam.reporting.text import describe_attack, describe_checks
 from casemate.reports.format import file_types, measured, number, percent, plural, scrub
 from casemate.reports.render import render
 from casemate.runtime.files import write_atomically
-from casemate.text.tokens import ngrams
 
 FEWEST_DOCUMENTS = 40
 """Minimum size of a folder from which at least `Mirabel.min_documents` documents are indexed."""
@@ -311,16 +310,16 @@ def shorten(text: str, length: int = SHOWN) -> str:
 def mark_quotations(record: str, question: str, reply: str) -> list[tuple[str, bool]]:
     """A reply in parts, each with whether it is quoted from the record, as counted by `quotes`.
 
-    >>> mark_quotations("a b c d e f g h i j k l m n", "Go on: a b", "Yes: A b c d e f g h i j k l. Done")
-    [('Yes: ', False), ('A b c d e f g h i j k l', True), ('. Done', False)]
+    >>> mark_quotations("a b c d e f g h i j k l m n", "Go on: a b", "Yes: A b c d e f g h i j k l m n. Done")
+    [('Yes: A b ', False), ('c d e f g h i j k l m n', True), ('. Done', False)]
     """
-    quoted = ngrams(record, QUOTE_WORDS) - ngrams(question, QUOTE_WORDS)
+    size, quoted = unasked_ngrams(record, question)
     found = list(_WORD.finditer(reply))
     tokens = [match[0].lower() for match in found]
     inside = [False] * len(reply)
-    for i in range(len(tokens) - QUOTE_WORDS + 1):
-        if tuple(tokens[i : i + QUOTE_WORDS]) in quoted:
-            start, end = found[i].start(), found[i + QUOTE_WORDS - 1].end()
+    for i in range(len(tokens) - size + 1):
+        if tuple(tokens[i : i + size]) in quoted:
+            start, end = found[i].start(), found[i + size - 1].end()
             inside[start:end] = [True] * (end - start)
     grouped = groupby(zip(reply, inside, strict=True), key=lambda pair: pair[1])
     return _trimmed([("".join(character for character, _ in run), copied) for copied, run in grouped])

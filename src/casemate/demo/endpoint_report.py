@@ -10,10 +10,13 @@ from casemate.demo.assessment import CRAWLER, QUOTE_WORDS
 from casemate.demo.assessment_report import SHOWN, mark_quotations, shorten
 from casemate.demo.endpoint import ATTACK, EndpointAssessment
 from casemate.maths.stats import Estimate
-from casemate.redteam.lab.judge import ON
+from casemate.redteam.lab.judge import OFF
 from casemate.redteam.reporting.charts import recovery
 from casemate.reports.format import measured, number, percent, plural, scrub
 from casemate.reports.render import render
+
+LEAST_WORDS = 5
+"""Words from which on a question without a capital letter is shown as a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,8 @@ def _quoted(found: EndpointAssessment) -> EndpointHeadline:
     if pasted is None:
         return EndpointHeadline(title, None, None, True, "", "no record was pasted")
     meaning = (
-        f"{percent(pasted.records.value)} of the replies continue the record with {QUOTE_WORDS} words in a row that "
-        f"the question did not contain; {percent(pasted.baseline.value)} for texts that do not exist."
+        f"{percent(pasted.records.value)} of the replies contain {QUOTE_WORDS} words in a row of the half that was not "
+        f"pasted; {percent(pasted.baseline.value)} for texts of the baseline."
     )
     return EndpointHeadline(title, pasted.records, pasted.baseline, True, meaning, f"attack {ATTACK.use}")
 
@@ -117,15 +120,25 @@ def render_endpoint(found: EndpointAssessment) -> str:
             f"{plain.answered} of {plain.asked} questions about your documents were answered, {plain.grounded} of them "
             "from the document in question."
         ),
+        is_whole_question=_is_whole(found.shown.question),
         shown_reply=shorten(found.shown.reply),
         pasted_question=shorten(pasted.question) if pasted else "",
         marked=mark_quotations(pasted.text, pasted.question, pasted.reply) if pasted else [],
-        crawl_chart=recovery({ON: found.crawl}) if found.crawl else "",
+        crawl_chart=recovery({OFF: found.crawl}, {OFF: "this system"}) if found.crawl else "",
         crawled=found.crawled and (shorten(found.crawled.question, SHOWN // 3), shorten(found.crawled.reply)),
         quote_words=QUOTE_WORDS,
         limits=list(_limits(found)),
         unread=[(p.where, p.reason) for p in found.problems[:20]],
     )
+
+
+def _is_whole(question: str) -> bool:
+    """Whether a question is a sentence. Some drafted questions contain key words only.
+
+    >>> _is_whole("Which foundation is needed?"), _is_whole("foundation millimetres?")
+    (True, False)
+    """
+    return question[:1].isupper() or len(question.split()) >= LEAST_WORDS
 
 
 def _limits(found: EndpointAssessment) -> Iterator[str]:

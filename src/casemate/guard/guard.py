@@ -188,6 +188,22 @@ class Guard:
             self._mark_judged(current, query, found[1])
         return found
 
+    async def excluded_sources(self, query: Query) -> tuple[str, ...] | None:
+        """Sources among the k nearest chunks that the audience policy removes for the client: for the operator only.
+
+        None if the policy removes nothing for this client, as in observe mode, or unless ``unentitled`` is ``nothing``.
+        It searches once more, and records nothing.
+        """
+        if not self._excludes(query):
+            return None
+        found = await self.rag.retrieve(query)
+        entitled = partial(self.audience.entitles, query)
+        return tuple(dict.fromkeys(h.document.source for h in found.hits if not entitled(h.document)))
+
+    def _excludes(self, query: Query) -> bool:
+        """Whether sources that the client may not read in full are removed before the defenses judge."""
+        return self.enforce and self.audience.unentitled == "nothing" and self.audience.restricts(query)
+
     async def judge_turn(self, query: Query) -> None:
         """Judges the user's question of the current turn, if there is one and it was not judged on this index yet.
 
@@ -259,7 +275,7 @@ class Guard:
         """
         blocked = set[str]().union(*(d.blocked_sources(query) for d in self.defenses))
         restricted = self.audience.restricts(query)
-        excluded = restricted and self.enforce and self.audience.unentitled == "nothing"
+        excluded = self._excludes(query)
         entitles: Callable[[Document], bool] | None = partial(self.audience.entitles, query) if restricted else None
         if any(d.denies_full_text(query) for d in self.defenses):
             entitles = _entitles_to_nothing

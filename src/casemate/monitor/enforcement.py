@@ -94,6 +94,11 @@ class EnforcementPreview:
     sources: tuple[str, ...]
 
     @property
+    def few(self) -> bool:
+        """Whether there are fewer questions than a judgment needs."""
+        return self.questions < LEAST_QUESTIONS
+
+    @property
     def excessive(self) -> bool:
         """Whether the share of affected questions is above ``TOLERABLE``, at 95 % confidence."""
         return clopper_pearson(self.affected, self.questions)[0] > TOLERABLE if self.questions else False

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from casemate.guard.audience import ReleasedDocument
 from casemate.reports.format import decimal, number, percent, plural
-from casemate.types import Action, Verdict
+from casemate.types import Action, Answer, Verdict
 
 REASONS = {
     "closeness": "the question is closer to a document than benign questions are",
@@ -28,6 +29,12 @@ CUTS = {
 """Limits of ``crawl_limit`` that cut an answer, by the name of the option."""
 LEAST_EVIDENCE, ORDERS_ABOVE = 0.1, 6.0
 """Evidence of ``crawl_limit`` is drawn from the first on, and up to so many powers of ten above the alarm."""
+NOTES = {
+    "mirabel": "mirabel: a score is that of one source, from wording and similarity, so the highest need not have "
+    "rank 1; the threshold differs at random by client and document",
+    "crawl_limit": "crawl_limit: evidence 1 is that of an ordinary client; above the second number, it raises an alarm",
+}
+"""What the figures of a defense with a threshold mean."""
 SHOWN = 5
 """Names in a list."""
 
@@ -39,13 +46,19 @@ def some(names: Sequence[str]) -> str:
 
 
 def verdict_lines(v: Verdict) -> list[str]:
-    """A line with the decision, a line with the reason, and a line with what is withheld, if anything is."""
+    """A line with the decision, a line with the reason, and a line with what is withheld, if anything is.
+
+    ``quorum`` flags no question. If no unreadable source was relevant, one line says so.
+    """
+    if v.defense == "quorum" and "best" in v.evidence:
+        return [f"quorum: {reason(v.defense, v.evidence)}"]
     figures = score_figures(v.defense, v.score, v.threshold)
     lines = [
         f"{v.defense}: {_decision(v)}{f'; {figures}' if figures else ''}",
         f"  reason: {reason(v.defense, v.evidence)}",
     ]
-    kept_back = "withheld" if v.enforced else "would withhold"
+    kept_back = "left out" if v.defense == "quorum" else "withheld"
+    kept_back = kept_back if v.enforced else "would withhold"
     if sources := v.evidence.get("withheld"):
         scores = v.evidence.get("scores", {})
         judged = [f"{s} (score {decimal(scores[s])})" if s in scores else s for s in sources]
@@ -67,6 +80,18 @@ def reason(defense: str, evidence: Mapping[str, Any]) -> str:
         return _listed(evidence)
 
 
+def context_rows(answer: Answer) -> list[tuple[str, str, float | None]]:
+    """Id, source and score of each document in the context. What several units state together has no score."""
+    units = next((e.get("stating", e["units"]) for v in answer.verdicts if "units" in (e := v.evidence)), 0)
+    combined = f"({plural(units, 'source')} combined)" if units else "(no source)"
+    return [
+        (combined, combined, None)
+        if isinstance(hit.document, ReleasedDocument)
+        else (hit.document.id, hit.document.source, hit.score)
+        for hit in answer.retrieval.hits
+    ]
+
+
 def evidence_items(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The recorded evidence as names and values, without empty texts and lists."""
     return [(name.replace("_", " "), text) for name, value in evidence.items() if (text := _text(value))]
@@ -77,6 +102,9 @@ def _decision(v: Verdict) -> str:
         what = "failed"
     elif "undecided" in v.evidence and not v.flagged:
         what = "could not decide"
+    elif v.defense == "quorum":
+        what = plural(len(v.hidden), "chunk")
+        return f"{what} that the client may not read {'left out' if v.enforced else 'would be left out (observe mode)'}"
     elif v.flagged:
         what = "flagged by an earlier question only" if v.evidence.get("why") == ["before"] else "flagged"
     else:
@@ -150,7 +178,7 @@ def _mirabel(e: Mapping[str, Any]) -> str:
         compared = f"mean similarity {number(e['mean'])}, standard deviation {number(e['std'])}"
         return f"the closest source is {e['target']}, compared with {plural(e['n'], 'chunk')} ({compared})"
     why = "; ".join(REASONS.get(name, name) for name in e["why"]) or "no document is closer than in benign questions"
-    closest = f"closest source {e['target']}; " if e["target"] else ""
+    closest = f"highest score against its threshold: {e['target']}; " if e["target"] else ""
     return f"{why} ({closest}{percent(e['p'])} of benign questions are as close)"
 
 
@@ -191,8 +219,9 @@ def _canary_token(e: Mapping[str, Any]) -> str:
 
 def _quorum(e: Mapping[str, Any]) -> str:
     if "best" in e:
-        far = f"no source is similar enough to the question (best {number(e['best'])}, floor {number(e['floor'])})"
-        return f"{far}; {plural(e['readable'], 'readable document')} kept"
+        sources = plural(e["left_out"], "unreadable source") if "left_out" in e else "unreadable sources"
+        none = f"none was relevant (best {number(e['best'])}, needs {number(e['floor'])})"
+        return f"{sources} left out; {none}; {plural(e['readable'], 'readable document')} kept"
     stating = f"; {e['stating']} of them state something about the question" if "stating" in e else ""
     units = f"{plural(e['units'], 'unit')} (a unit is a source with its copies{stating})"
     said = f"{plural(e['words'], 'keyword')} released from {units} that the client may not read"

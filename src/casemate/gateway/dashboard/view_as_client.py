@@ -15,7 +15,7 @@ from casemate.gateway.auth.keys import ApiKey, query_of
 from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.table import Column
 from casemate.guard import verdict_log
-from casemate.reports.verdicts import reason
+from casemate.reports.verdicts import context_rows, reason
 from casemate.types import Answer, Query
 
 CONTEXT = (
@@ -40,9 +40,10 @@ async def ask(request: PageRequest) -> Page:
     query = query_of(key, question, key.id, request.app.config.rag.k)
     try:
         answer = await verdict_log.ask(request.app.unrecorded_target(), query)
+        excluded = await request.app.guard.excluded_sources(query) if request.app.mode == "enforce" else None
     except (QueryError, BackendError) as error:
         return Page("view_as_client.html", context | {"error": str(error)})
-    return Page("view_as_client.html", context | _shown(request, query, answer))
+    return Page("view_as_client.html", context | _shown(request, query, answer) | {"excluded": excluded})
 
 
 def _form(request: PageRequest, chosen: str, question: str) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def _described(key: ApiKey) -> str:
 
 def _shown(request: PageRequest, query: Query, answer: Answer) -> dict[str, Any]:
     policy, mode = request.app.guard.audience, request.app.mode
-    rows = [{"id": hit.document.id, "source": hit.document.source, "score": hit.score} for hit in answer.retrieval.hits]
+    rows = [{"id": document, "source": source, "score": score} for document, source, score in context_rows(answer)]
     decisions = [
         {
             "defense": verdict.defense,

@@ -437,7 +437,9 @@ def _undecided(retrieval: Retrieval, least: int) -> Verdict | None:
     if n >= least and retrieval.hits:
         return None
     score = retrieval.hits[0].score if retrieval.hits else 0.0
-    why = f"too few chunks ({n}; a decision needs at least {least})" if n < least else "no chunk was found"
+    readable = min(n, len(retrieval.hits)) if retrieval.exhausted else n  # the statistics keep at least two chunks
+    chunks = f"{readable} readable of {retrieval.documents}" if retrieval.left_out else str(n)
+    why = f"too few chunks ({chunks}; a decision needs at least {least})" if n < least else "no chunk was found"
     return Verdict("mirabel", False, Action.NONE, score, None, evidence={"undecided": why})
 
 

@@ -14,6 +14,7 @@ from casemate.config import RedteamSection
 from casemate.maths import stats
 from casemate.protocols import Progress
 from casemate.redteam.campaigns.external_targets import ExternalTargets, MeteredTarget
+from casemate.redteam.lab.capabilities import ANSWERS_FROM_COLLECTION
 from casemate.redteam.lab.datasets import Split, genre_auc
 from casemate.redteam.lab.experiment import Trials
 from casemate.redteam.lab.results import Check, CheckStatus
@@ -45,7 +46,7 @@ class LivenessResult:
     def check(self) -> Check:
         """Whether the target answers from its collection."""
         rate = stats.proportion(self.grounded, self.asked)
-        name = f"The target (guard {self.name}) answers from its collection"
+        name = f"The target (guard {self.name}) {ANSWERS_FROM_COLLECTION}"
         why = (
             f"It answered {self.answered} of {self.asked} benign questions about its texts, {self.grounded} of them "
             "from the text in question"

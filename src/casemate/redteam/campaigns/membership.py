@@ -9,6 +9,7 @@ from typing import Any
 
 from casemate import plugins
 from casemate.config import Config
+from casemate.errors import ConfigError
 from casemate.plugins import build
 from casemate.protocols import MembershipAttack, Steps
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner
@@ -25,6 +26,7 @@ from casemate.redteam.lab.judge import (
 from casemate.redteam.lab.results import CampaignResult, Check, CheckStatus, Utility
 from casemate.redteam.lab.two_world_audit import TwoWorldFindings
 from casemate.redteam.reporting.sessions import attack_sessions
+from casemate.reports.format import plural
 
 ENDED_EARLY = "audit_sessions_ended_early"  # key of `CampaignResult.evidence`; see `TwoWorldFindings.ended_early`
 NOT_TESTED = (
@@ -55,6 +57,18 @@ class MembershipRunner(AttackRunner):
     undecided: str = ""
     _utility: Utility | None = field(default=None, init=False)
     _worlds: TwoWorldFindings | None = field(default=None, init=False)
+
+    async def require_budget(self) -> None:
+        """See `AttackRunner.require_budget`."""
+        experiment = self.experiment
+        budget = experiment.plan.questions
+        if budget is not None and (expected := await experiment.expected_questions()) > budget:
+            work = f"{plural(len(experiment.attacks), 'attack')} on {plural(len(experiment.split.candidates), 'text')}"
+            needs = "needs" if len(experiment.attacks) == 1 else "need"
+            raise ConfigError(
+                f"{work} {needs} about {expected:,} questions; the budget is {budget:,}. Raise it (redteam.budget) or "
+                "name fewer attacks"
+            )
 
     async def execute(self, steps: Steps) -> None:
         """Measures the cost for benign users, then attacks: a guard with client state may remember an attack."""

@@ -135,6 +135,9 @@ class AttackRunner(ABC):
     The stages run in order, but any of them may have been interrupted or skipped when `judge` is called.
     """
 
+    async def require_budget(self) -> None:  # noqa: B027
+        """Refuses a budget that cannot suffice, before any question. ``ConfigError``: it is too small."""
+
     @abstractmethod
     async def execute(self, steps: Steps) -> None:
         """Runs the unfinished part of the attacks. ``BackendError``: the store or a target fails outside of one."""
@@ -189,10 +192,14 @@ class Campaign(ABC):
     async def run_and_write(
         self, steps: Steps, baseline: CampaignResult | None = None
     ) -> tuple[CampaignResult, dict[str, Path]]:
-        """Runs all stages; returns the result and the paths of its reports. See `run` and `write`."""
+        """Runs all stages; returns the result and the paths of its reports. See `run` and `write`.
+
+        Raises:
+            ConfigError: If the budget cannot suffice for all trials.
+        """
         self.validate()
         with self._lock():
-            result = await self.run_locked(steps)
+            result = await self.run_locked(steps, whole=True)
             return result, self.write(result, baseline)
 
     def validate(self) -> None:
@@ -202,12 +209,17 @@ class Campaign(ABC):
     def _lock(self) -> AbstractContextManager[None]:
         return campaign_lock(self.folder, KINDS[self.stem].purpose)
 
-    async def run_locked(self, steps: Steps) -> CampaignResult:
-        """As `run`, for a caller that has validated the plan. Requires the `campaign_lock`."""
+    async def run_locked(self, steps: Steps, whole: bool = False) -> CampaignResult:
+        """As `run`, for a caller that has validated the plan. Requires the `campaign_lock`.
+
+        ``whole``: a budget that cannot suffice for all trials is refused. Otherwise the run ends where it is used up.
+        """
         began, interruption = time.monotonic(), ""
         with ExitStack() as resources:
             prepared = await self.prepare(steps, resources)
             system, runner = prepared.system, prepared.runner
+            if whole:
+                await runner.require_budget()
             try:
                 await system.check_before(steps)
                 await runner.execute(steps)

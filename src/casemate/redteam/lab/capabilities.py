@@ -65,6 +65,8 @@ SKIPPED_CHECKS: Mapping[str, str] = {
 NO_BARE_TARGET = "Whether the target has a guard at all: 'guard on' is the target as its users see it."
 """Must be reported for a target that has no guard-off variant."""
 
+ANSWERS_FROM_COLLECTION = "answers from its collection"
+"""End of the name of the check of benign questions."""
 ATTACK_WORKS = "The attack works without the guard"
 BENIGN_UNCHANGED = "Benign questions get the same answers as without the guard"
 NO_TRACE = "Withheld documents leave no trace"

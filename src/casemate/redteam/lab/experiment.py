@@ -40,6 +40,10 @@ LEASE_QUESTIONS = 300  # Questions reserved for a work item of a campaign with a
 JSON_SCALARS = (str, int, float, bool, type(None))
 
 
+SAMPLED_PROBES = 4
+"""Candidates from which the number of questions is estimated."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExperimentPlan:
     """Settings of an experiment.
@@ -183,6 +187,30 @@ class Experiment:
         finally:
             self._seconds = time.monotonic() - began
         return self.trials()
+
+    async def expected_questions(self) -> int:
+        """About how many questions all trials ask; asks none. Attacks prepare their probes for a few candidates.
+
+        An attack whose questions depend on replies, or that has a writer, counts with its option ``questions``.
+        """
+        await self._study(tuple(self.attacks))
+        texts = [document for document, _ in self.split.candidates][:SAMPLED_PROBES]
+        per_candidate = [await self._mean_questions(name, texts) for name in self.attacks if name not in self._errors]
+        return round(sum(per_candidate) * len(self.split.candidates) * len(self.targets))
+
+    async def _mean_questions(self, name: str, texts: Sequence[Document]) -> float:
+        """Mean number of questions of an attack about one candidate; 0 if it fails, which its run reports."""
+        attack = self.attacks[name]
+        if type(attack).run is not MembershipAttack.run or getattr(attack, "writer", None):
+            return float(getattr(attack, "questions", 1))
+        try:
+            probes = [await attack.prepare(document, self._generator(name, document)) for document in texts]
+        except Exception:
+            return 0.0
+        return sum(len(probe.questions) for probe in probes) / max(1, len(probes))
+
+    def _generator(self, name: str, candidate: Document) -> np.random.Generator:
+        return np.random.default_rng(int(digest(self.plan.seed, name, candidate.source), 16))
 
     async def run_item(self, item: WorkItem) -> WorkResult:
         """Runs one work item without the store: its trials are returned."""
@@ -337,7 +365,7 @@ class Experiment:
     ) -> tuple[tuple[float, ...], TargetSession]:
         """The features of one candidate. A probe is prepared once for all targets."""
         plan, attack = self.plan, self.attacks[name]
-        rng = np.random.default_rng(int(digest(plan.seed, name, candidate.source), 16))
+        rng = self._generator(name, candidate)
         client = plan.client(name, candidate.source)
         session = TargetSession(self.targets[target], client, self._budget, plan.k, plan.tenant, plan.waits)
         with session as box:

@@ -41,6 +41,8 @@ from casemate.redteam.lab.results import (
 
 OFF, ON = "off", "on"  # names of the targets: the bare system, and the guarded one
 MIN_PER_HALF = 5  # minimum number of members, and of non-members, in each half: a rule is fitted on it
+NOT_FINISHED = "not finished"
+"""Beginning of the error of an attack that a budget or an interruption ended before there were enough trials."""
 HISTOGRAM_BINS = 20
 SEED = 0  # Seed of the resamples. Independent of the campaign's seed: equal trials have equal intervals.
 OWASP = ("LLM02:2025", "LLM08:2025")  # Sensitive Information Disclosure; Vector and Embedding Weaknesses
@@ -181,6 +183,7 @@ def attack_result(
     bare, guarded = membership_metrics(off, half, guarded=False), membership_metrics(on, half, guarded=seen)
     if not error and bare is None and guarded is None:
         error = f"fewer than {MIN_PER_HALF} members or non-members in a half are finished"
+        error = f"{NOT_FINISHED}: {error}; {trials.why}" if trials.missing else error
     drop = _auc_drop(off, on, half) if bare and guarded else None
     return AttackResult(name, attack.paper, _models(attack), bare, guarded, drop, error)
 
@@ -332,6 +335,9 @@ def _inference_check(result: AttackResult, guarded: bool, limits: MembershipLimi
     figures = result.on if guarded else result.off
     name = INFERENCE_FAILS if guarded else INFERENCE_FAILS_BARE
     limit = limits.adjusted_accuracy
+    if result.error.startswith(NOT_FINISHED):
+        why = f"{NOT_FINISHED.capitalize()}{result.error.removeprefix(NOT_FINISHED)}"
+        return Check(name, CheckStatus.INCONCLUSIVE, None, limit, why, result.name, OWASP, ATLAS)
     if figures is None:
         why = f"Too few trials; each half needs at least {MIN_PER_HALF} members and {MIN_PER_HALF} non-members"
         return Check(name, CheckStatus.INCONCLUSIVE, None, limit, why, result.name, OWASP, ATLAS)

@@ -41,9 +41,13 @@ def histogram(result: AttackResult, side: str, key: str) -> Drawing | None:
     return score_histogram(result.name, shapes, side, key) if side in shapes else None
 
 
-def recovery(results: Mapping[str, ExtractionResult]) -> Drawing:
-    """Draws the recovered share of the corpus against the number of questions, by side of the guard."""
-    said = "; ".join(f"guard {side}: {measured(result.crr, share=True)} recovered" for side, result in results.items())
+def recovery(results: Mapping[str, ExtractionResult], names: Mapping[str, str] | None = None) -> Drawing:
+    """Draws the recovered share of the corpus against the number of questions, by side of the guard.
+
+    ``names`` are the sides' names in the description. None: *guard off* and *guard on*.
+    """
+    names = names or {side: f"guard {side}" for side in results}
+    said = "; ".join(f"{names[side]}: {measured(result.crr, share=True)} recovered" for side, result in results.items())
     budget = max((result.questions for result in results.values()), default=1) or 1
     curves = {side: [(float(at), crr) for at, _, crr in result.curve] for side, result in results.items()}
     return extraction_chart(curves, float(budget), said)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from casemate.maths.stats import Estimate
+from casemate.redteam.lab.capabilities import ANSWERS_FROM_COLLECTION, ATTACK_WORKS
 from casemate.redteam.lab.judge import EVERY_DEFENSE_DECIDES, worst_status
 from casemate.redteam.lab.results import (
     AttackResult,
@@ -87,6 +88,11 @@ def overall_status(campaign: CampaignResult) -> CheckStatus:
     return worst_status([*found, CheckStatus.INCONCLUSIVE] if incomplete else found)
 
 
+def is_one_system(campaign: CampaignResult) -> bool:
+    """Whether the target was asked as its users see it only, and may have no guard."""
+    return campaign.evidence.get("target", "own") != "own" and "target_off" not in campaign.evidence
+
+
 def undecided_note(campaign: CampaignResult) -> str:
     """Says which defense decided nothing, and what to do; empty if all decided."""
     return " ".join(with_full_stop(check.why) for check in campaign.checks if check.name == EVERY_DEFENSE_DECIDES)
@@ -120,9 +126,13 @@ def format_value_and_limit(value: float | None, limit: float | None) -> tuple[st
 
 
 def measured_and_limit(check: Check) -> str:
-    """Measured value and limit of a check in parentheses; empty if it has neither."""
+    """Measured value and limit of a check in parentheses; empty if it has neither.
+
+    A limit that the value must reach or exceed is *at least*.
+    """
     value, limit = format_value_and_limit(check.value, check.limit)
-    parts = [f"{label} {text}" for label, text in (("measured", value), ("limit", limit)) if text != "–"]
+    bound = "at least" if check.name.endswith((ATTACK_WORKS, ANSWERS_FROM_COLLECTION)) else "limit"
+    parts = [f"{label} {text}" for label, text in (("measured", value), (bound, limit)) if text != "–"]
     return f" ({', '.join(parts)})" if parts else ""
 
 

@@ -184,9 +184,10 @@ class Quorum(Defense):
             "words": len(answer.words),
             **figures,
         }
-        scores = [hit.score for hit in retrieval.hits if hit.document.id in retrieval.unreadable]
-        if scores and not units:
-            evidence |= {"best": max(scores), "floor": self.floor}
+        unreadable = [hit for hit in retrieval.hits if hit.document.id in retrieval.unreadable]
+        if unreadable and not units:
+            sources = len({hit.document.source for hit in unreadable})
+            evidence |= {"best": max(hit.score for hit in unreadable), "floor": self.floor, "left_out": sources}
         verdict = Verdict(NAME, False, Action.HIDE if hidden else Action.NONE, 0.0, 0.0, hidden, evidence)
         return Outcome(replace(retrieval, hits=tuple(kept or [released])), verdict)
 
