@@ -93,8 +93,11 @@ def go(worker: subprocess.Popen[str]) -> None:
 
 
 def finish(worker: subprocess.Popen[str]) -> list[str]:
-    out, _ = worker.communicate(timeout=60)
-    return out.splitlines()
+    """The lines that were not read yet. ``communicate`` would lose those that ``readline`` has read ahead."""
+    with worker.stdin, worker.stdout:
+        lines = worker.stdout.read().splitlines()
+    worker.wait(60)
+    return lines
 
 
 def test_a_kill_loses_no_acknowledged_document(path) -> None:

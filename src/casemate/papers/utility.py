@@ -38,10 +38,10 @@ DIFFERS = (
     "The data are the 4,497 paragraphs of 92 articles of SQuAD 1.1: the dev set and 44 articles of the training set. "
     "Almost all paragraphs are one chunk.",
     "The paper uses a tenth of Wikipedia in chunks of 100 tokens, with 200 questions each of Natural Questions and "
-    "TriviaQA. These are not available.",
+    "TriviaQA. Neither is used here.",
     "The open questions are the test questions of NFCorpus with a relevant document in the index, which lacks the "
     "published non-members. They name a topic, and were not written for one text. They have relevant documents instead "
-    "of an answer, so there is no EM.",
+    "of an answer, so EM is undefined.",
     "The embedder is all-MiniLM-L6-v2. The paper uses BGE-M3.",
     "DP-RAG has a table of its own, mirabel-table7, on records and with a trained pair of models.",
 )

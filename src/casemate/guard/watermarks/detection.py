@@ -43,6 +43,8 @@ _TWO_WORDS = 2 * WORD_LETTERS - 1
 """Differences between the letters of two words."""
 _MIRRORED = str.maketrans("abcdefghijklmnopqrstuvwxyz", "azyxwvutsrqponmlkjihgfedcb")
 """Differences in an alphabet in reverse order."""
+ANAGRAM = "anagram"
+"""Form of a token whose words have their letters in another order."""
 
 
 class WatermarkMatch(NamedTuple):
@@ -56,6 +58,11 @@ class WatermarkMatch(NamedTuple):
     token: str
     form: str
     errors: int
+
+
+def _rank(match: WatermarkMatch) -> tuple[int, bool, str]:
+    """The order of matches, best first: an exact form is also an anagram."""
+    return match.errors, match.form == ANAGRAM, match.form
 
 
 class WatermarkDetector:
@@ -83,14 +90,14 @@ class WatermarkDetector:
 
     def best_match(self, text: DecodedText) -> WatermarkMatch | None:
         """Returns the match with the fewest errors, if there is one."""
-        return min(self._search(text), key=lambda match: (match.errors, match.token, match.form), default=None)
+        return min(self._search(text), key=lambda match: (*_rank(match), match.token), default=None)
 
     def matches(self, text: DecodedText) -> list[WatermarkMatch]:
         """Returns the best match of every token in a text, sorted by token."""
         best: dict[str, WatermarkMatch] = {}
         for match in self._search(text):
             other = best.setdefault(match.token, match)
-            best[match.token] = min(other, match, key=lambda m: (m.errors, m.form))
+            best[match.token] = min(other, match, key=_rank)
         return [best[token] for token in sorted(best)]
 
     def tokens(self, text: DecodedText) -> list[str]:
@@ -123,7 +130,7 @@ class WatermarkDetector:
                     yield from (WatermarkMatch(self._needles[n], form, e) for n, e in self._verify(word, view))
             yield from (WatermarkMatch(token, form, 0) for token in self._scattered(words))
         for token in chain.from_iterable(map(self._mixed, text.views["letters"])):
-            yield WatermarkMatch(token, "anagram", 0)
+            yield WatermarkMatch(token, ANAGRAM, 0)
         for form, found in text.consonant_ngrams(LETTERS // 2).items():
             for letters in self._consonants.keys() & found:
                 yield WatermarkMatch(self._needles[self._consonants[letters]], form, LETTERS // 2)
