@@ -120,7 +120,7 @@ class _Asker:
         """Answers a question, and says what the audience policy removed; None if it removes nothing for this client."""
         query = self.query(text)
         answer = await verdict_log.ask(self.target, query)
-        sources = await self.app.guard.excluded_sources(query) if self.app.mode == "enforce" else None
+        sources = await self.app.guard.excluded_sources(query)
         name = self.key.grant.name if self.key else query.client
         return answer, None if sources is None else _Excluded(name, query.k, sources)
 

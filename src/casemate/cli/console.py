@@ -20,9 +20,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskProgress
 
 from casemate.text.tokens import REPLACEMENT_CHARACTER, UNSAFE_CHARACTERS
 
-LINE_SECONDS = 10.0
-MAX_LINE_SECONDS = 60.0
-"""Time between two lines of progress where stderr is not a terminal."""
+LINE_SECONDS, MAX_LINE_SECONDS = 10.0, 60.0
+"""First and longest time between two lines of progress where stderr is not a terminal. It doubles from line to line."""
 
 say = Console(stderr=True, highlight=False)
 out = Console(highlight=False)

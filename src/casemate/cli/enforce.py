@@ -30,17 +30,17 @@ from casemate.plugins import build
 from casemate.reports.format import percent, plural, sample_rate, utc_time
 
 AUTHOR = "casemate enforce"
+LONGER = "serve your users in observe mode for longer, or choose a longer period with --days"
 UNSEEN = (
     "no question was recorded in observe mode in this period, so it is unknown what would be withheld. Serve your "
     "users in observe mode first, or choose a longer period with --days"
 )
 TOO_FEW = (
     f"{{}} recorded in observe mode in this period; at least {LEAST_QUESTIONS} are needed to see what would be "
-    "withheld. Serve your users in observe mode for longer, or choose a longer period with --days"
+    f"withheld. {LONGER.capitalize()}"
 )
 TOO_FEW_TO_JUDGE = (
-    f"probably an attack, or too few questions to judge ({{}} of {LEAST_QUESTIONS}). Look at the clients, and serve "
-    "your users in observe mode for longer, or choose a longer period with --days"
+    f"probably an attack, or too few questions to judge ({{}} of {LEAST_QUESTIONS}). Look at the clients, and {LONGER}"
 )
 EXCESSIVE = (
     f"certainly more than {100 * TOLERABLE:.0f} % of the questions would be affected (the 95 % interval lies above "

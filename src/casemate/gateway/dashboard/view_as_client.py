@@ -40,7 +40,7 @@ async def ask(request: PageRequest) -> Page:
     query = query_of(key, question, key.id, request.app.config.rag.k)
     try:
         answer = await verdict_log.ask(request.app.unrecorded_target(), query)
-        excluded = await request.app.guard.excluded_sources(query) if request.app.mode == "enforce" else None
+        excluded = await request.app.guard.excluded_sources(query)
     except (QueryError, BackendError) as error:
         return Page("view_as_client.html", context | {"error": str(error)})
     return Page("view_as_client.html", context | _shown(request, query, answer) | {"excluded": excluded})

@@ -9,7 +9,6 @@ from typing import Any
 
 from casemate import plugins
 from casemate.config import Config
-from casemate.errors import ConfigError
 from casemate.plugins import build
 from casemate.protocols import MembershipAttack, Steps
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner
@@ -58,17 +57,18 @@ class MembershipRunner(AttackRunner):
     _utility: Utility | None = field(default=None, init=False)
     _worlds: TwoWorldFindings | None = field(default=None, init=False)
 
-    async def require_budget(self) -> None:
-        """See `AttackRunner.require_budget`."""
+    async def budget_objection(self) -> str:
+        """See `AttackRunner.budget_objection`."""
         experiment = self.experiment
         budget = experiment.plan.questions
-        if budget is not None and (expected := await experiment.expected_questions()) > budget:
-            work = f"{plural(len(experiment.attacks), 'attack')} on {plural(len(experiment.split.candidates), 'text')}"
-            needs = "needs" if len(experiment.attacks) == 1 else "need"
-            raise ConfigError(
-                f"{work} {needs} about {expected:,} questions; the budget is {budget:,}. Raise it (redteam.budget) or "
-                "name fewer attacks"
-            )
+        if budget is None or (expected := await experiment.expected_questions()) <= budget:
+            return ""
+        work = f"{plural(len(experiment.attacks), 'attack')} on {plural(len(experiment.split.candidates), 'text')}"
+        needs = "needs" if len(experiment.attacks) == 1 else "need"
+        return (
+            f"{work} {needs} about {expected:,} questions; the budget is {budget:,}. Raise it (redteam.budget) or name "
+            "fewer attacks"
+        )
 
     async def execute(self, steps: Steps) -> None:
         """Measures the cost for benign users, then attacks: a guard with client state may remember an attack."""

@@ -135,8 +135,9 @@ class AttackRunner(ABC):
     The stages run in order, but any of them may have been interrupted or skipped when `judge` is called.
     """
 
-    async def require_budget(self) -> None:  # noqa: B027
-        """Refuses a budget that cannot suffice, before any question. ``ConfigError``: it is too small."""
+    async def budget_objection(self) -> str:
+        """Why the budget cannot suffice for all trials, found without a question. Default: empty, it may suffice."""
+        return ""
 
     @abstractmethod
     async def execute(self, steps: Steps) -> None:
@@ -218,8 +219,8 @@ class Campaign(ABC):
         with ExitStack() as resources:
             prepared = await self.prepare(steps, resources)
             system, runner = prepared.system, prepared.runner
-            if whole:
-                await runner.require_budget()
+            if whole and (objection := await runner.budget_objection()):
+                raise ConfigError(objection)
             try:
                 await system.check_before(steps)
                 await runner.execute(steps)
