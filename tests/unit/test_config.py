@@ -64,6 +64,23 @@ def test_every_problem_of_a_file_is_reported():
         config.parse({"monitor": {"every": "1h"}, "rag": {"k": 0}})
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("concurrency", 0),
+        ("timeout_s", 0),
+        ("timeout_s", float("nan")),
+        ("runs_per_false_alert", 0),
+        ("interval", "0s"),
+        ("interval", "1.5h"),
+        ("notifications_per_hour", 0),
+    ],
+)
+def test_numbers_of_the_monitor_have_limits(key, value):
+    with pytest.raises(ConfigError, match=f"monitor.{key} is "):
+        config.parse({"monitor": {key: value}})
+
+
 @pytest.mark.parametrize("content", [b"rag: [", b"\xff\xfe\x00", b"a: !!python/object/apply:os.system [ls]"])
 def test_a_file_that_is_not_yaml_is_refused(tmp_path, content):
     (tmp_path / "casemate.yaml").write_bytes(content)

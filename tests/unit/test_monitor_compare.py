@@ -145,7 +145,6 @@ class TestConclusion:
     def test_no_difference_needs_enough_canaries(self):
         assert compare_results(results([5] * 50), results([5] * 50)).conclusion is Conclusion.SAME
         assert compare_results(results([5] * 20), results([5] * 20)).conclusion is Conclusion.UNCLEAR
-        assert compare_results(results([5] * 20), results([5] * 20), tolerance=0.25).conclusion is Conclusion.SAME
 
     def test_two_flips_of_fifty_are_inconclusive_but_listed(self):
         found = compare_results(results([5] * 50), results([0, 0] + [5] * 48))
@@ -233,8 +232,3 @@ class TestAsking:
             asyncio.run(
                 compare_targets(CanaryRunner(wanting, ScriptedTarget(lambda q: "x")), ScriptedTarget(lambda q: "x"))
             )
-
-    @pytest.mark.parametrize("wrong", [{"repeats": 0}, {"tolerance": 0.0}, {"tolerance": 1.0}])
-    def test_numbers_out_of_range(self, wrong):
-        with pytest.raises(ConfigError, match="repeats must be at least 1, tolerance between 0 and 1"):
-            compared(ScriptedTarget(lambda q: "yes"), ScriptedTarget(lambda q: "yes"), **wrong)

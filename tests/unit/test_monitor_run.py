@@ -261,15 +261,6 @@ class TestRequireSupported:
             done(canaries(3, expected_sources=["a"]), Scripted())
         assert [line.split("'")[1] for line in str(caught.value).splitlines()] == ["c0", "c1", "c2"]
 
-    def test_ids_must_be_unique(self):
-        with pytest.raises(ConfigError, match="duplicate canary id 'c0'"):
-            done([*canaries(1), *canaries(1)], Scripted())
-
-    @pytest.mark.parametrize("options", [{"concurrency": 0}, {"timeout_s": 0}, {"timeout_s": float("nan")}, {"k": 0}])
-    def test_numbers_out_of_range(self, options):
-        with pytest.raises(ConfigError, match="must be (above 0|at least 1)"):
-            done(canaries(1), Scripted(), **options)
-
 
 class Slow(BagOfWords):
     """Waits in the thread, as a hanging index would."""

@@ -326,12 +326,6 @@ class TestLeaderElection:
         assert store.leases == {}
 
 
-@pytest.mark.parametrize("options", [{"lease_s": 0.0}, {"poll_s": 0.0}, {"pause_s": -1.0}])
-def test_settings_out_of_range(options):
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        WatchSettings(**options)
-
-
 @contextmanager
 def workers(url, log, count, every=2, lease=2.0):
     """Starts processes that watch the same set on the same store."""

@@ -16,7 +16,6 @@ from statistics import NormalDist
 
 import numpy as np
 
-from casemate.errors import ConfigError
 from casemate.maths.stats import Estimate
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, group_by
 from casemate.monitor.canaries.run import CanaryRunner
@@ -104,33 +103,22 @@ class Comparison:
         return _mean([p.cosine for p in self.pairs if p.cosine is not None])
 
 
-async def compare_targets(
-    runner: CanaryRunner, second: Target, repeats: int = REPEATS, tolerance: float = TOLERANCE
-) -> Comparison:
+async def compare_targets(runner: CanaryRunner, second: Target, repeats: int = REPEATS) -> Comparison:
     """Asks two systems all canaries, in turn and with the same settings, each at least once.
 
-    For "no difference", the interval of the pass rates must exclude ``tolerance``, in (0, 1).
-
     Raises:
-        ConfigError: If a canary expects what one of the targets does not report, or a number is out of range.
+        ConfigError: If a canary expects what one of the targets does not report.
     """
-    if repeats < 1 or not 0 < tolerance < 1:
-        raise ConfigError(
-            f"repeats={repeats}, tolerance={tolerance}: repeats must be at least 1, tolerance between 0 and 1"
-        )
     runners = {"first": runner, "second": replace(runner, target=second)}
     found: dict[str, list[CanaryResult]] = {"first": [], "second": []}
     for number in range(repeats):
         for name in sorted(found, reverse=bool(number % 2)):  # alternate, so that changes over time affect both
             found[name] += (await runners[name].run(f"compare-{name}-{number}", wording=number)).results
-    return compare_results(found["first"], found["second"], runner.embedder, tolerance)
+    return compare_results(found["first"], found["second"], runner.embedder)
 
 
 def compare_results(
-    first: Sequence[CanaryResult],
-    second: Sequence[CanaryResult],
-    embedder: Embedder | None = None,
-    tolerance: float = TOLERANCE,
+    first: Sequence[CanaryResult], second: Sequence[CanaryResult], embedder: Embedder | None = None
 ) -> Comparison:
     """Compares the results of two systems, each canary asked equally often; see ``compare_targets``."""
     one, other = (group_by(results, lambda r: r.canary) for results in (first, second))
@@ -141,7 +129,7 @@ def compare_results(
     difference = _difference(pairs)
     repeats = max((len(a) for a, _ in rows.values()), default=0)
     left_out = {name: counts for name, counts in errors.items() if any(counts)}
-    return Comparison(pairs, left_out, repeats, difference, p, _conclude(difference, p, tolerance))
+    return Comparison(pairs, left_out, repeats, difference, p, _conclude(difference, p))
 
 
 def paired_p(differences: Sequence[int]) -> float:
@@ -221,10 +209,10 @@ def _difference(pairs: Sequence[CanaryPair]) -> Estimate:
     return Estimate((gain - loss) / max(len(d), 1), *paired_interval(gain, loss, len(d)))
 
 
-def _conclude(difference: Estimate, p: float, tolerance: float) -> Conclusion:
+def _conclude(difference: Estimate, p: float) -> Conclusion:
     if p <= SIGNIFICANCE:
         return Conclusion.BETTER if difference.value > 0 else Conclusion.WORSE
-    small = -tolerance <= difference.low and difference.high <= tolerance
+    small = -TOLERANCE <= difference.low and difference.high <= TOLERANCE
     return Conclusion.SAME if small else Conclusion.UNCLEAR
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
-from casemate.errors import ConfigError
 from casemate.maths.stats import Estimate, proportion
 from casemate.monitor.canaries import matching
 from casemate.monitor.canaries.check import ObservedAnswer, observe_answer
@@ -92,12 +91,7 @@ async def shadow_diff(  # noqa: PLR0913  all settings of one replay
 
     Without an embedder different words are a different answer. ``concurrency`` is at least 1; a question times out
     after ``timeout_s`` seconds.
-
-    Raises:
-        ConfigError: If a number is out of range.
     """
-    if concurrency < 1 or not timeout_s > 0:
-        raise ConfigError(f"concurrency={concurrency}, timeout_s={timeout_s}: both must be above 0")
 
     async def ask(asked: tuple[str, Target]) -> ObservedAnswer | None:
         text, target = asked

@@ -32,7 +32,7 @@ from casemate.guard.watermarks.honeytoken_keys import (
 )
 from casemate.maths.stats import Estimate, proportion
 from casemate.monitor.honeytokens.ownership import facts_text
-from casemate.monitor.honeytokens.records import BAITS, STYLES, TEXTS, CorpusSample, Style, draft_records
+from casemate.monitor.honeytokens.records import BAITS, TEXTS, CorpusSample, Style, draft_records
 from casemate.monitor.poisoning.retrieval_impact import QuestionScores
 from casemate.protocols import EventStore, Index, Progress, Steps
 from casemate.runtime.events import append_durably
@@ -62,7 +62,7 @@ class PlantingSettings:
         folder: Sources are named ``folder/`` and eight characters. Answers may show the name.
 
     Raises:
-        ConfigError: If a value is out of range.
+        ConfigError: If the folder is empty.
     """
 
     tenant: str = DEFAULT_TENANT
@@ -72,11 +72,8 @@ class PlantingSettings:
     folder: str = "honey"
 
     def __post_init__(self) -> None:
-        if self.style not in STYLES or self.k < 1 or not self.folder.strip("/"):
-            raise ConfigError(
-                f"honeytoken records: style={self.style!r}, k={self.k}, folder={self.folder!r}: style must be one of "
-                f"{', '.join(STYLES)}, k at least 1, and folder must not be empty"
-            )
+        if not self.folder.strip("/"):
+            raise ConfigError(f"honeytoken records: the folder {self.folder!r} must not be empty")
 
 
 @dataclass(frozen=True, slots=True)

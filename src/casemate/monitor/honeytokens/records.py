@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from casemate.text.tokens import STOP_WORDS, keywords, stem, words
 from casemate.types import Document, Vector
 
 Style: TypeAlias = Literal["article", "abstract", "note"]
-STYLES: tuple[str, ...] = get_args(Style)
 MAX_SAMPLE = 2000
 """Documents of the corpus among which neighborhoods are searched."""
 NEIGHBORS = 8

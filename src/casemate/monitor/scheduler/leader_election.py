@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from casemate.errors import BackendError, ConfigError
+from casemate.errors import BackendError
 from casemate.protocols import EventStore
 
 log = logging.getLogger(__name__)
@@ -55,9 +55,6 @@ class LeaderElection:
 
     Attributes:
         lease_s: Seconds after a crash until another process takes over.
-
-    Raises:
-        ConfigError: If the length of the lease is not positive.
     """
 
     store: EventStore
@@ -66,10 +63,6 @@ class LeaderElection:
     holder: str = field(default_factory=new_holder_name)
     _expires: float = field(default=0.0, init=False)
     _request: asyncio.Future[bool] | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if not self.lease_s > 0:
-            raise ConfigError(f"the lease {self.name!r} has a length of {self.lease_s} s; it must be above 0")
 
     @property
     def is_leader(self) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from casemate.errors import ConfigError, require_range
+from casemate.errors import ConfigError
 from casemate.monitor.alerts.alerting_store import MissedAlertScanner
 from casemate.monitor.alerts.delivery_queue import PER_HOUR
 from casemate.monitor.alerts.outbox import Outbox
@@ -45,9 +45,6 @@ class WatchSettings:
         pause_s: Pause before failures are repeated within a run.
         poll_s: Interval at which new alerts are looked for; other processes may open alerts.
         clock: Time since 1970, for schedule and notifications. Leases use the clock of the store.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     limits: AlarmLimits = AlarmLimits()
@@ -59,10 +56,6 @@ class WatchSettings:
     holder: str = field(default_factory=new_holder_name)
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-
-    def __post_init__(self) -> None:
-        require_range("watch", self, "lease_s poll_s", above=0)
-        require_range("watch", self, "pause_s", at_least=0)
 
 
 async def watch(  # noqa: PLR0913  all that a watch needs, in one call

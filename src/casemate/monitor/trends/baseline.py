@@ -286,7 +286,7 @@ def watched_set(
     ``outdated`` and ``changed`` are those of ``outdated_canaries`` and ``changed_sources``.
 
     Raises:
-        DataError: If the set is empty or its names are too long.
+        DataError: See ``WatchedSet``.
     """
     found = []
     for canary in canaries.canaries:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from casemate.errors import DataError, require_range
+from casemate.errors import DataError
 from casemate.monitor.canaries.results import RESULT_KIND, CanaryResult, CanaryStatus, Severity, base_run_id
 from casemate.monitor.trends import sequential_tests
 from casemate.monitor.trends.pooled_evidence import LONGEST_WINDOW, PooledCounts, pooled_evidence
@@ -56,16 +56,15 @@ class WatchedCanary:
 
 @dataclass(frozen=True, slots=True)
 class WatchedSet:
-    """A monitored set of canaries.
+    """A monitored set of at least one canary, with unique ids.
 
     Attributes:
         name: Name of the set; part of each run id and alert.
-        interval_s: Seconds between two runs, at least 1.
+        interval_s: Whole seconds between two runs, at least 1.
         external: Whether the target is another system, of which only the answers are known.
 
     Raises:
-        DataError: If the set is empty, an id occurs twice or is too long for an event id, a baseline is inconsistent,
-            or an interval is not a whole number of seconds.
+        DataError: If a name cannot be part of an event id.
     """
 
     name: str
@@ -75,10 +74,6 @@ class WatchedSet:
 
     def __post_init__(self) -> None:
         ids = [canary.id for canary in self.canaries]
-        if not ids:
-            raise DataError(f"the canary set {self.name!r} is empty; add a canary")
-        if twice := [i for i, count in Counter(ids).items() if count > 1]:
-            raise DataError(f"the canary set {self.name!r} has the id {twice[0]!r} twice; ids must be unique")
         if not self.name or not self.name.isprintable() or "@" in self.name or "~" in self.name:
             raise DataError(f"invalid name of a canary set {self.name!r}: use printable characters except '@' and '~'")
         if invalid := [i for i in ids if not i or not i.isprintable()]:
@@ -90,17 +85,6 @@ class WatchedSet:
                 f"the canary id {longest!r} has {len(longest)} characters; with this name of the set, at most {limit} "
                 "are allowed"
             )
-        for seconds in (self.interval_s, *(c.interval_s or self.interval_s for c in self.canaries)):
-            if not (seconds >= 1 and seconds == int(seconds)):
-                raise DataError(
-                    f"the canary set {self.name!r} has an interval of {seconds} s; use whole seconds, at least 1"
-                )
-        for canary in self.canaries:
-            asked, failed = canary.flakes.fresh
-            if not (0 <= canary.flakes.failed <= canary.flakes.asked and 0 <= failed <= asked):
-                raise DataError(
-                    f"the baseline of {canary.id!r} has {canary.flakes.failed} failures in {canary.flakes.asked} runs"
-                )
 
     @property
     def by_id(self) -> dict[str, WatchedCanary]:
@@ -127,18 +111,11 @@ class AlarmLimits:
             canaries, a quarter each to that of many failures in one run and to that of all canaries together.
         max_repeats: How often a failed canary is asked again within the run, 0 to 9.
         page_rules: Whether the rules of the wiki page "Canary Queries" alert too.
-
-    Raises:
-        ConfigError: If a value is out of range.
     """
 
     runs_per_false_alert: float = 1000.0
     max_repeats: int = 5
     page_rules: bool = False
-
-    def __post_init__(self) -> None:
-        require_range("monitor", self, "runs_per_false_alert", above=0)
-        require_range("monitor", self, "max_repeats", at_least=0, at_most=9)
 
 
 @dataclass(frozen=True, slots=True)
