@@ -133,12 +133,12 @@ def test_a_request_that_cannot_be_counted_is_refused():
 def test_usage_is_recorded_once():
     store, key = Memory(), a_key()
     limits = RateLimits(store, 60, 100, 10)
-    limits.record_usage({})
+    limits.record_usage()
     assert store.events == []
     admit(limits, key)
     asyncio.run(limits.consume_tokens(key, 60))
-    limits.record_usage({"routes": {}})
-    limits.record_usage({})
+    limits.record_usage()
+    limits.record_usage()
     assert [e.body["keys"] for e in store.events] == [{"k": {"tokens": 60, "requests": 1}}]
 
 

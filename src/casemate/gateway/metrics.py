@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter as Tally
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
@@ -58,9 +55,6 @@ class Metrics:
         read.set_function(age)
         paced = Gauge("casemate_response_interval_seconds", "Longest response interval of any key.", registry=r)
         paced.set_function(interval)
-        self._lock = threading.Lock()
-        self._routes: dict[str, dict[str, Any]] = {}
-        self._durations: dict[str, dict[str, float]] = {}
 
     def exposition(self) -> bytes:
         """Returns all metrics in Prometheus's text format."""
@@ -70,20 +64,10 @@ class Metrics:
         """Counts a finished request."""
         self._requests.labels(route, method if method in METHODS else "other", str(status)).inc()
         self._seconds.labels(route).observe(seconds)
-        with self._lock:
-            entry = self._routes.setdefault(route, {"seconds": 0.0, "slowest": 0.0, "statuses": Tally()})
-            entry["seconds"] += seconds
-            entry["slowest"] = max(entry["slowest"], seconds)
-            entry["statuses"][str(status)] += 1
 
     def observe_stage(self, stage: str, seconds: float) -> None:
         """Records the duration of a stage: ``embed``, ``search``, a defense, or ``generate``."""
         self._stages.labels(stage).observe(seconds)
-        with self._lock:
-            entry = self._durations.setdefault(stage, {"count": 0, "seconds": 0.0, "slowest": 0.0})
-            entry["count"] += 1
-            entry["seconds"] += seconds
-            entry["slowest"] = max(entry["slowest"], seconds)
 
     def observe_first_token(self, seconds: float) -> None:
         """Records the time to first token of a stream."""
@@ -101,16 +85,6 @@ class Metrics:
         """Counts uploaded sources by outcome."""
         self._documents.labels("indexed").inc(indexed)
         self._documents.labels("quarantined").inc(quarantined)
-
-    def drain(self) -> dict[str, Any]:
-        """Returns the counts by route and stage since the last call, for the usage event."""
-        with self._lock:
-            routes, self._routes = self._routes, {}
-            stages, self._durations = self._durations, {}
-        return {
-            "routes": {route: {**entry, "statuses": dict(entry["statuses"])} for route, entry in routes.items()},
-            "stages": stages,
-        }
 
     def observed_store(self, store: EventStore, *observers: Callable[[Event], None]) -> EventStore:
         """Returns the store wrapped so that verdicts are counted, and passed to the observers, when appended."""

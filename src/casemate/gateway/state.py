@@ -246,7 +246,7 @@ class Gateway:
                 _log.warning("tenant %r: %s", tenant, why)
 
     def _stop(self) -> None:
-        self.limits.record_usage(self.metrics.drain())
+        self.limits.record_usage()
         if self.tracer:
             self.tracer.close()
         self.app.close()
@@ -257,7 +257,7 @@ class Gateway:
         self._synced_at = time.monotonic()
 
     def _record_and_sync(self) -> None:
-        self.limits.record_usage(self.metrics.drain())
+        self.limits.record_usage()
         self._sync()
 
     async def _sync_forever(self) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from math import ceil
-from typing import Any, Literal
+from typing import Literal
 
 from casemate.errors import CasemateError
 from casemate.gateway.auth.keys import ApiKey
@@ -108,13 +108,13 @@ class RateLimits:
         """Deducts tokens from the day's budget, as many as are left; returns how many. A negative number refunds."""
         return await self._charges.submit((key, tokens))
 
-    def record_usage(self, details: Mapping[str, Any]) -> None:
-        """Records the usage since the last call as an event with these details, unless there is none."""
+    def record_usage(self) -> None:
+        """Records the usage since the last call as an event, unless there is none."""
         with self._lock:
             if not self._unrecorded:
                 return
-            body = {"gateway": self.gateway, "day": self.today().isoformat(), **details}
-            body["keys"] = {id_: dict(counts) for id_, counts in self._unrecorded.items()}
+            keys = {id_: dict(counts) for id_, counts in self._unrecorded.items()}
+            body = {"gateway": self.gateway, "day": self.today().isoformat(), "keys": keys}
             self._unrecorded = {}
         self.store.append(Event(uuid.uuid4().hex, datetime.now(UTC), KIND, body))
 
