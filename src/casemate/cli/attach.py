@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,8 +29,6 @@ SAMPLE = 16
 """Texts that are embedded again to check that the configured embedder made the stored vectors."""
 SAME = 0.95
 """Lowest median cosine at which the embedder counts as the same."""
-QUIET_S = 10.0
-"""Seconds between progress lines when stderr is not a terminal."""
 EXAMPLE = """\
 rag:
   index:
@@ -90,33 +88,9 @@ def _opened(index: Index, embedder: Embedder, dry_run: bool) -> Iterator[Attache
 
 def _read(index: AttachedIndex, restart: bool, map_pages: PageMap, screen: RowScreen | None) -> ScanSummary:
     with bar() as shown_bar:
-        task = shown_bar.add_task("reading", total=index.collection.count() or 1)
-
-        def tell(rows: int) -> None:
-            shown_bar.update(task, completed=rows, description=rate(rows))
-
-        rate = _rate()
+        task = shown_bar.add_task("reading rows", total=index.collection.count() or 1)
         with interruptible("interrupted; what was read is kept; run 'casemate attach' again to resume"):
-            return index.attach(tell, restart, map_pages, screen)
-
-
-def _rate() -> Callable[[int], str]:
-    """Formats rows and rows per second; prints a line at intervals if stderr is not a terminal."""
-    seen: list[tuple[float, int]] = []
-
-    def describe(rows: int) -> str:
-        now = time.monotonic()
-        seen.append((now, rows))
-        (since, before), said = seen[0], f"reading, {rows} rows"
-        if now > since:
-            said += f", {(rows - before) / (now - since):.0f} a second"
-        if not say.is_terminal and len(seen) > 1 and now - seen[-2][0] > QUIET_S:
-            say.print(said)
-        else:
-            del seen[1:-1]
-        return said
-
-    return describe
+            return index.attach(lambda rows: shown_bar.update(task, completed=rows), restart, map_pages, screen)
 
 
 def _agreement(index: AttachedIndex, embedder: Embedder) -> float | None:
