@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
 
 from starlette.types import Scope
 
@@ -27,6 +30,7 @@ from casemate.protocols import Generator
 from casemate.runtime.batching import Coalescer
 from casemate.runtime.events import append_or_log
 from casemate.system import App
+from casemate.types import Event, Hit, Query, Retrieval
 
 REQUEST_KIND = "request"
 """Kind of the event that records a finished request: client, route, status and durations, never a text."""
@@ -169,6 +173,34 @@ class Gateway:
             raise refuse(rejection.retry_after_s)
         if self.keys.is_revoked(key.id):  # admission has read the newest key events
             raise errors.invalid_key()
+
+    async def retrieve(self, query: Query) -> Retrieval:
+        """The documents that a client may have, with scores; those of the bare system if the guard is off."""
+        guard = self.app.guard
+        if self.app.config.guard.mode == "off":
+            return await guard.rag.retrieve(query)
+        retrieval, _ = await guard.retrieve(query)
+        scores = {hit.document.id: hit.score for hit in retrieval.hits}
+        given = await guard.deliver(query, [hit.document for hit in retrieval.hits], metadata=False)
+        await self.pace()
+        return replace(retrieval, hits=tuple(Hit(document, scores[document.id]) for document in given))
+
+    def record_ingest(
+        self, key: ApiKey, action: str, sources: int, chunks: int, quarantined: int = 0, *, tenant: str = ""
+    ) -> None:
+        """Records who changed how much; not which sources, whose names may be confidential.
+
+        An empty tenant is that of the key.
+        """
+        body: dict[str, Any] = {
+            "action": action,
+            "key": key.id,
+            "tenant": tenant or key.grant.tenant,
+            "sources": sources,
+            "chunks": chunks,
+            "quarantined": quarantined,
+        }
+        self.app.store.append(Event(uuid.uuid4().hex, datetime.now(UTC), "ingest", body))
 
     def record_request(self, context: RequestContext, route: str, seconds: float) -> None:
         """Appends the event of a finished request, unless it was refused before it reached its route."""

@@ -7,11 +7,9 @@ import hashlib
 import itertools
 import json
 import threading
-import uuid
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi import Query as Parameter
@@ -27,7 +25,7 @@ from casemate.gateway.errors import ApiError, JsonResponse, documented
 from casemate.gateway.state import Gateway
 from casemate.monitor.trends.baseline import record_if_changed
 from casemate.rag.chunking import split_document
-from casemate.types import Document, Event
+from casemate.types import Document
 
 MAX_SOURCES = 1000
 """Sources of one request."""
@@ -67,7 +65,7 @@ async def add(body: UploadRequest, request: Request) -> Response:
     work = _add(gateway, body.documents, key)
     chunks, withheld = await run_while_connected(request.receive, work, gateway.section.timeout_s)
     gateway.metrics.count_documents(len(counts) - len(withheld), len(withheld))
-    record_ingest(gateway, key, "added", len(counts) - len(withheld), chunks, len(withheld))
+    gateway.record_ingest(key, "added", len(counts) - len(withheld), chunks, len(withheld))
     # the same status for every withheld source, without a reason: it would teach the writer of poison
     status = {True: "quarantined", False: "indexed"}
     data = [{"object": "document", "id": name, "status": status[name in withheld]} for name in counts]
@@ -89,7 +87,7 @@ async def remove(
     removed = await run_while_connected(request.receive, work, gateway.section.timeout_s)
     if not removed:
         raise ApiError(404, "No document has this source.", "not_found", "source")
-    record_ingest(gateway, key, "removed", len(set(source)), removed)
+    gateway.record_ingest(key, "removed", len(set(source)), removed)
     due = gateway.app.due(key.grant.tenant)
     return JsonResponse({"object": "list", "deleted": True, "chunks": removed, "due": due})
 
@@ -154,16 +152,3 @@ def _digest(upload: SourceUpload, recipe: ChunkSection) -> str:
     """Content hash of a source. It has no part before ``@``, so ``casemate index`` takes it for no file of its own."""
     content = [upload.text, upload.title, dict(upload.metadata), recipe.tokens, recipe.overlap]
     return f"@upload-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]}"
-
-
-def record_ingest(gateway: Gateway, key: ApiKey, action: str, sources: int, chunks: int, quarantined: int = 0) -> None:
-    """Records who changed how much; not which sources, whose names may be confidential."""
-    body: dict[str, Any] = {
-        "action": action,
-        "key": key.id,
-        "tenant": key.grant.tenant,
-        "sources": sources,
-        "chunks": chunks,
-        "quarantined": quarantined,
-    }
-    gateway.app.store.append(Event(uuid.uuid4().hex, datetime.now(UTC), "ingest", body))

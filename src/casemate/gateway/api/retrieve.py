@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -13,8 +12,7 @@ from casemate.gateway.api.caller import gateway_of, make_query, require_role
 from casemate.gateway.api.openai_schema import RequestModel, Text, count_tokens
 from casemate.gateway.api.streaming import run_while_connected
 from casemate.gateway.errors import ApiError, JsonResponse, documented, forbidden
-from casemate.gateway.state import Gateway
-from casemate.types import MAX_K, Hit, Query, Retrieval
+from casemate.types import MAX_K
 
 router = APIRouter()
 
@@ -42,7 +40,7 @@ async def retrieve(body: RetrieveRequest, request: Request) -> Response:
     if body.k is not None and body.k > limit and not admin:
         raise ApiError(400, f"k: at most {limit} documents are read for an answer", "invalid_value", "k")
     query = make_query(request, key, body.question, "question", body.user, body.k or limit)
-    found = await run_while_connected(request.receive, _retrieve(gateway, query), gateway.section.timeout_s)
+    found = await run_while_connected(request.receive, gateway.retrieve(query), gateway.section.timeout_s)
     tokens = count_tokens(body.question) + sum(count_tokens(hit.document.content) for hit in found.hits)
     await gateway.usage_meter(key).charge_and_write(tokens, last=True)
     data: list[dict[str, Any]] = []
@@ -51,15 +49,3 @@ async def retrieve(body: RetrieveRequest, request: Request) -> Response:
         shown: dict[str, Any] = {"object": "document", "id": d.id, "source": d.source, "title": d.title, "text": d.text}
         data.append(shown | {"score": hit.score} if admin else shown)
     return JsonResponse({"object": "list", "data": data})
-
-
-async def _retrieve(gateway: Gateway, query: Query) -> Retrieval:
-    """The guarded retrieval; that of the bare system if the guard is off."""
-    if gateway.app.config.guard.mode == "off":
-        return await gateway.app.guard.rag.retrieve(query)
-    retrieval, _ = await gateway.app.guard.retrieve(query)
-    scores = {hit.document.id: hit.score for hit in retrieval.hits}
-    found = [hit.document for hit in retrieval.hits]
-    given = await gateway.app.guard.deliver(query, found, metadata=False)
-    await gateway.pace()
-    return replace(retrieval, hits=tuple(Hit(document, scores[document.id]) for document in given))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from rapidfuzz.distance import Levenshtein
@@ -20,7 +18,7 @@ from casemate.monitor.poisoning.quarantine import Quarantine, QuarantinedSource
 from casemate.monitor.service import missing_screening
 from casemate.monitor.trends.baseline import record_if_changed
 from casemate.reports.format import plural
-from casemate.types import Document, Event, Vector
+from casemate.types import Document, Vector
 
 MAX_TEXT = 4000
 """Characters of a quarantined text that are shown."""
@@ -88,14 +86,7 @@ async def remove(request: PageRequest) -> str:
     removed = await request.app.guard.remove(sources, tenant) if sources else 0
     if not removed:
         raise HTTPException(404, "No document has this source. It may have been removed.")
-    body = {
-        "action": "removed",
-        "key": request.session.key.id,
-        "tenant": tenant,
-        "sources": len(sources),
-        "chunks": removed,
-    }
-    request.app.store.append(Event(uuid.uuid4().hex, datetime.now(UTC), "ingest", body))
+    request.gateway.record_ingest(request.session.key, "removed", len(sources), removed, tenant=tenant)
     due = await request.in_thread(request.app.due, tenant)
     name = sources[0][:200] if len(sources) == 1 else plural(len(sources), "source")
     request.session.notes.append(("good", f"Removed {name}: {plural(removed, 'chunk')}."))

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from casemate.errors import ConfigError
-from casemate.gateway.api.documents import record_ingest
 from casemate.gateway.auth.keys import ApiKey
 from casemate.gateway.errors import ApiError
 from casemate.gateway.mcp.tools import (
@@ -94,7 +93,8 @@ class MemoryTools(GuardedTools):
         tokens = recipe.tokens or rag.embedder.max_tokens
         chunks = await asyncio.to_thread(split_document, entry, rag.embedder, tokens, recipe.overlap)
         withheld = await self.gateway.documents.add(chunks, key.grant.tenant, uploader=f"key {key.id}")
-        record_ingest(self.gateway, key, "added", int(not withheld), 0 if withheld else len(chunks), len(withheld))
+        counts = int(not withheld), 0 if withheld else len(chunks), len(withheld)
+        self.gateway.record_ingest(key, "added", *counts)
         return "Stored."
 
     async def _forget(self, key: ApiKey) -> str:
@@ -103,7 +103,7 @@ class MemoryTools(GuardedTools):
         held = await asyncio.to_thread(self.gateway.app.index.digests, tenant)
         sources = [source for source in held if source.startswith(_prefix(key))]
         removed = await self.gateway.documents.remove(sources, tenant) if sources else 0
-        record_ingest(self.gateway, key, "removed", len(sources), removed)
+        self.gateway.record_ingest(key, "removed", len(sources), removed)
         return f"Deleted {len(sources)} entries."
 
 

@@ -19,7 +19,7 @@ from casemate.gateway.errors import ApiError, forbidden
 from casemate.gateway.state import Gateway, RequestContext
 from casemate.guard.turn import OpenTurns, continued
 from casemate.rag.pipeline import require_answerable
-from casemate.types import Document, Query, Retrieval
+from casemate.types import Document, Query
 
 QUESTION = "question"
 """Argument with the question of the agent's user."""
@@ -133,19 +133,12 @@ class GuardedTools(ToolSet):
         question = text_argument(arguments, QUESTION, required=not tool.finds)
         query = self.query(context, key, text_argument(arguments, "query") if tool.finds else question, question)
         with self.turn(query, question):
-            if not tool.finds:
-                result = ToolResult((await self.gateway.app.target.ask(query)).reply.text)
-            elif self.gateway.app.config.guard.mode == "off":
-                result = ToolResult(documents=_documents(await self.gateway.app.guard.rag.retrieve(query)))
+            if tool.finds:
+                found = await self.gateway.retrieve(query)
+                result = ToolResult(documents=[hit.document for hit in found.hits])
             else:
-                found = _documents((await self.gateway.app.guard.retrieve(query))[0])
-                result = ToolResult(documents=await self.gateway.app.guard.deliver(query, found, metadata=False))
-                await self.gateway.pace()
+                result = ToolResult((await self.gateway.app.target.ask(query)).reply.text)
         return await self.charge(key, query.text, result)
-
-
-def _documents(retrieval: Retrieval) -> list[Document]:
-    return [hit.document for hit in retrieval.hits]
 
 
 def find_tool(tools: Sequence[ToolDescription], name: str) -> ToolDescription:
