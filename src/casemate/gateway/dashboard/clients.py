@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
@@ -105,22 +104,17 @@ def client_table(
     request: PageRequest, found: Sequence[ClientSummary], withheld: str = "withheld", brief: bool = False
 ) -> Table:
     """The table of clients; ``withheld``: see `withheld_phrase`; ``brief``: a summary without boxes and counts."""
-    name = Column("Client", lambda c: request.client_name(c.client).full.lower(), "client")
     requests = Column("Requests", lambda c: len(c.asked), "requests", True)
     flagged = Column("Flagged", lambda c: c.flagged, "flagged", True)
     share = Column("Share", lambda c: c.share, "share", True)
     sources = Column(f"Sources {withheld}", lambda c: len(c.withheld), "withheld", True)
     limited = Column("Limited", lambda c: len(c.limited), "limited", True)
     last = Column("Last request", lambda c: c.last, "last", True)
-
-    def show(c: ClientSummary) -> dict[str, Any]:
-        return {"summary": c, "client": request.client_name(c.client)}
-
     if brief:
-        columns = (name, flagged, share, last)
-        return request.table("Clients", columns, found, show, order="-flagged", name="clients", size=BRIEF)
-    all_columns = ("", name, requests, flagged, share, sources, limited, last)
-    return request.table("Clients", all_columns, found, show, order="-flagged")
+        columns = (request.client_column, flagged, share, last)
+        return request.table("Clients", columns, found, order="-flagged", name="clients", size=BRIEF)
+    all_columns = ("", request.client_column, requests, flagged, share, sources, limited, last)
+    return request.table("Clients", all_columns, found, order="-flagged")
 
 
 def clients(request: PageRequest) -> Page:

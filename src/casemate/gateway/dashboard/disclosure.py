@@ -131,18 +131,14 @@ def disclosure(request: PageRequest) -> Page:
 def _table(request: PageRequest, found: list[ClientDisclosure]) -> Table:
     """The clients, those with most words first."""
     columns = (
-        Column("Client", lambda c: request.client_name(c.client).full.lower(), "client"),
+        request.client_column,
         Column("Words", lambda c: c.words, "words", True),
         Column("Chunks", lambda c: c.chunk_count, "chunks", True),
         Column("Above the share", lambda c: len(c.exposed), "exposed", True),
         Column("Cut answers", lambda c: c.shortened, "cut", True),
         Column("Last answer", lambda c: c.last, "last", True),
     )
-
-    def show(c: ClientDisclosure) -> dict[str, Any]:
-        return {"disclosure": c, "client": request.client_name(c.client)}
-
-    return request.table("Clients", columns, found, show, order="-words")
+    return request.table("Clients", columns, found, order="-words")
 
 
 def _trend(request: PageRequest, new: list[tuple[datetime, int]]) -> FramedChart | None:

@@ -20,12 +20,6 @@ COLUMNS = (
     Column("Undecided", lambda row: row["preview"].undecided, "undecided", True),
     Column("Failed", lambda row: row["preview"].failed, "failed", True),
 )
-EXAMPLES = (
-    Column("Time", lambda e: e["at"], "at", True),
-    Column("Client", lambda e: e["client"].full.lower(), "client"),
-    "Request",
-    Column("Withheld", lambda e: len(e["hidden"]), "withheld", True),
-)
 
 
 def page(request: PageRequest) -> Page:
@@ -50,17 +44,18 @@ def page(request: PageRequest) -> Page:
 
 def _row(request: PageRequest, name: str, d: DefensePreview) -> dict[str, Any]:
     rate, about = sample_rate(d.affected, d.questions)
-    examples = [
-        {"at": e.at, "client": request.client_name(e.client), "request": e.request, "hidden": e.hidden}
-        for e in reversed(d.examples)
-    ]
-    table = request.table(f"Questions affected by {name}", EXAMPLES, examples, name=name)
+    columns = (
+        Column("Time", lambda e: e.at, "at", True),
+        request.client_column,
+        "Request",
+        Column("Withheld", lambda e: len(e.hidden), "withheld", True),
+    )
     return {
         "name": name,
         "rate": rate,
         "about": about,
         "preview": d,
-        "examples": table,
+        "examples": request.table(f"Questions affected by {name}", columns, d.examples[::-1], name=name),
         "url": request.url("verdicts", defense=name, outcome="flagged"),
     }
 

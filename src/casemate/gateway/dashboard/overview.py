@@ -12,7 +12,6 @@ from casemate.gateway.dashboard.records import VerdictRecord, by_request, flagge
 from casemate.gateway.dashboard.requests import latency_chart, latency_table
 from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import by_bin
-from casemate.gateway.dashboard.verdicts import figures
 from casemate.guard.audience import IGNORED
 from casemate.monitor.canaries.results import CanaryStatus, base_run_id
 from casemate.reports.format import plural, short_rate, utc_time
@@ -119,15 +118,11 @@ def _flagged_table(request: PageRequest, flagged: Sequence[Sequence[VerdictRecor
     shown = [max(one, key=lambda v: len(v.hidden)) for one in flagged]
     columns = (
         Column("Time", lambda v: v.at, "at", True),
-        Column("Client", lambda v: request.client_name(v.client).full.lower(), "client"),
+        request.client_column,
         Column("Score and threshold", lambda v: v.score, "score", True),
         Column("Withheld", lambda v: len(v.hidden), "withheld", True),
     )
-
-    def show(v: VerdictRecord) -> dict[str, Any]:
-        return {"verdict": v, "client": request.client_name(v.client), "figures": figures(v)}
-
-    return request.table("Flagged requests", columns, shown, order="-at", name="flagged", size=MAX_FLAGGED, show=show)
+    return request.table("Flagged requests", columns, shown, order="-at", name="flagged", size=MAX_FLAGGED)
 
 
 def _states(request: PageRequest, tenants: Sequence[str]) -> list[dict[str, Any]]:

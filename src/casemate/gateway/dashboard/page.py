@@ -175,6 +175,11 @@ class PageRequest:
         """Whether a client is the monitor."""
         return self.app.config.monitor.is_canary(client)
 
+    @property
+    def client_column(self) -> Column:
+        """The column of a table whose rows have the attribute ``client``."""
+        return Column("Client", lambda row: self.client_name(row.client).full.lower(), "client")
+
     def client_name(self, client: str) -> ClientName:
         """Returns the name of a client."""
         if self.is_canary(client):
@@ -212,6 +217,7 @@ def render(page: Page, request: PageRequest | None, version: str = "") -> bytes:
     frame: dict[str, Any] = {"session": None, "nav": [], "version": version, "open_alerts": 0}
     if request is not None:
         frame |= {"url": request.url, "time": request.time, "presets": PRESETS, "kept": _kept(request.query)}
+        frame["client_name"] = request.client_name
         frame["session"], installation = request.session, request.session.installation
         frame["nav"] = [entry for entry in NAV if installation or not entry.global_only]
         frame["open_alerts"] = sum(s.open for s in request.records.alert_states) if installation else 0

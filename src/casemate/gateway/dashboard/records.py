@@ -29,6 +29,7 @@ from casemate.monitor.canaries.results import CanaryResult
 from casemate.monitor.scheduler.schedule import SLOT_KIND, ScheduleGap, gap_from_event
 from casemate.protocols import EventStore
 from casemate.reports.format import sample_rate
+from casemate.reports.verdicts import score_figures
 from casemate.runtime.stored import read_stored
 from casemate.system import App
 from casemate.types import Event
@@ -87,6 +88,35 @@ class VerdictRecord:
     def undecided(self) -> bool:
         """Whether no decision was possible."""
         return not self.failed and self.threshold is None and not self.flagged
+
+    @property
+    def outcome(self) -> str:
+        """``failed``, ``undecided``, ``again``, ``flagged`` or ``passed``."""
+        if self.failed or self.undecided:
+            return "failed" if self.failed else "undecided"
+        return "again" if self.repeated else "flagged" if self.flagged else "passed"
+
+    @property
+    def outcome_chip(self) -> tuple[str, str]:
+        """The outcome in words, and its tone."""
+        return (OUTCOME_CHIPS if self.enforced else OUTCOME_CHIPS | OBSERVED_CHIPS)[self.outcome]
+
+    @property
+    def figures(self) -> str:
+        """The score and its threshold, or what is missing."""
+        missing = "no threshold" if self.threshold is None else "no score"
+        return score_figures(self.defense, self.score, self.threshold) or missing
+
+
+OUTCOME_CHIPS = {
+    "failed": ("Failed", "critical"),
+    "undecided": ("Undecided", "plain"),
+    "again": ("Withheld again", "medium"),
+    "flagged": ("Flagged", "high"),
+    "passed": ("Passed", "good"),
+}
+OBSERVED_CHIPS = {"again": ("Flagged again, observe mode", "medium"), "flagged": ("Flagged, observe mode", "medium")}
+"""Words and tone of each outcome of a verdict, and those that differ in observe mode."""
 
 
 def withheld_phrase(verdicts: Iterable[VerdictRecord]) -> str:

@@ -13,7 +13,6 @@ from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.records import RequestRecord
 from casemate.gateway.dashboard.table import Column, Table
 from casemate.gateway.dashboard.time_range import by_bin
-from casemate.gateway.dashboard.verdicts import figures, outcome
 from casemate.monitor.canaries.results import CanaryStatus
 from casemate.reports.format import duration, plural
 from casemate.reports.svg import FramedChart, latency_lines
@@ -138,7 +137,7 @@ def _listing(request: PageRequest, found: Sequence[RequestRecord], stage: str) -
     again = {v.request for v in request.records.verdicts.all if v.repeated} - flagged
     columns = (
         Column("End", lambda r: r.at, "at", True),
-        Column("Client", lambda r: request.client_name(r.client).full.lower(), "client"),
+        request.client_column,
         Column("Route", lambda r: r.route, "route"),
         Column("Status", lambda r: r.status, "status", True),
         Column("Duration", lambda r: r.seconds, "seconds", True),
@@ -147,9 +146,7 @@ def _listing(request: PageRequest, found: Sequence[RequestRecord], stage: str) -
     )
 
     def show(r: RequestRecord) -> dict[str, Any]:
-        client = request.client_name(r.client)
-        marks = {"flagged": r.id in flagged, "again": r.id in again}
-        return {"request": r, "client": client, "stage": _stage(r, stage), **marks}
+        return {"request": r, "stage": _stage(r, stage), "flagged": r.id in flagged, "again": r.id in again}
 
     return request.table("Requests", columns, found, show, order="-at")
 
@@ -180,8 +177,7 @@ def detail(request: PageRequest) -> Page:
     stages = sorted(found.stages.items(), key=lambda pair: (STAGE_ORDER.get(pair[0], 2), pair[0]))
     context = {
         "request": found,
-        "client": request.client_name(found.client),
         "stages": [(name, seconds, min(seconds / whole, 1.0)) for name, seconds in stages],
-        "verdicts": [{"verdict": v, "outcome": outcome(v), "figures": figures(v)} for v in verdicts],
+        "verdicts": verdicts,
     }
     return Page("request.html", context)

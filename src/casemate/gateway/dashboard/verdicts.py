@@ -41,11 +41,11 @@ def explorer(request: PageRequest) -> Page:
     found = [v for v in visible if filters.match(v, request)]
     requests = by_request(found)
     rate, about = flagged_share(requests)
-    rows = partial(_row, request, _spans(found))
+    rows = partial(_row, _spans(found))
     columns = (
         Column("Time", lambda v: v.at, "at", True),
-        Column("Outcome", lambda v: (outcome(v)[0], v.defense), "outcome"),
-        Column("Client", lambda v: request.client_name(v.client).full.lower(), "client"),
+        Column("Outcome", lambda v: (v.outcome_chip[0], v.defense), "outcome"),
+        request.client_column,
         Column("Score and threshold", lambda v: v.score, "score", True),
         Column("Withheld", lambda v: len(v.hidden), "withheld", True),
         Column("Reason", lambda v: ", ".join(_texts(v.evidence.get("why"))) or None, "reason"),
@@ -76,35 +76,18 @@ def detail(request: PageRequest) -> Page:
         raise HTTPException(404, "There is no such verdict, or it is too old to be loaded.")
     similar = [v for v in visible if v.defense == found.defense and v.threshold is not None]
     others = [v for v in visible if v.request == found.request and v is not found and found.request]
-    word, tone = outcome(found)
     context = {
         "verdict": found,
-        "outcome": word,
-        "tone": tone,
         "meter": _meter(found, _span([*similar, found])),
         "figures": score_figures(found.defense, found.score, found.threshold),
         "reason": reason(found.defense, found.evidence),
         "evidence": evidence_items(found.evidence),
-        "client": request.client_name(found.client),
         "log_text": request.app.config.privacy.log_text,
         "client_key": json.dumps([found.tenant, found.client]),
         "recorded": any(r.id == found.request for r in request.records.requests.all),
-        "others": [{"id": o.id, "text": f"{o.defense}: {outcome(o)[0]}"} for o in others],
+        "others": others,
     }
     return Page("verdict.html", context)
-
-
-def outcome(v: VerdictRecord) -> tuple[str, str]:
-    """Returns how a verdict ended, and its tone."""
-    if v.failed:
-        return "Failed", "critical"
-    if v.undecided:
-        return "Undecided", "plain"
-    if v.repeated:
-        return "Withheld again" if v.enforced else "Flagged again, observe mode", "medium"
-    if v.flagged:
-        return ("Flagged", "high") if v.enforced else ("Flagged, observe mode", "medium")
-    return "Passed", "good"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +131,13 @@ class _Filters:
             and _contains(self.document, *v.hidden, *_texts(v.evidence.get("withheld")))
             and (not self.search or _contains(self.search, *_shown(v), *request.client_name(v.client)))
             and (self.chunks is None or not self.chunks.isdisjoint(v.hidden))
-            and self.outcome in ("", _outcome_key(v))
+            and self.outcome in ("", v.outcome)
             and (
                 self.asker == "all"
                 or (self.client and not self.asker)
                 or request.is_canary(v.client) is (self.asker == "canaries")
             )
         )
-
-
-def _outcome_key(v: VerdictRecord) -> str:
-    if v.failed or v.undecided:
-        return "failed" if v.failed else "undecided"
-    return "again" if v.repeated else "flagged" if v.flagged else "passed"
 
 
 def _contains(part: str, *texts: str) -> bool:
@@ -236,25 +213,15 @@ def _spans(verdicts: Sequence[VerdictRecord]) -> dict[str, tuple[float, float]]:
     return {name: _span([v for v in verdicts if v.defense == name]) for name in {v.defense for v in verdicts}}
 
 
-def _row(request: PageRequest, spans: Mapping[str, tuple[float, float]], v: VerdictRecord) -> dict[str, Any]:
-    word, tone = outcome(v)
+def _row(spans: Mapping[str, tuple[float, float]], v: VerdictRecord) -> dict[str, Any]:
     sources = _texts(v.evidence.get("withheld"))
     withheld = ", ".join([plural(len(sources), "source")] * bool(sources) + [plural(len(v.hidden), "chunk")])
     return {
         "verdict": v,
-        "outcome": word,
-        "tone": tone,
-        "client": request.client_name(v.client),
         "meter": _meter(v, spans[v.defense]),
-        "figures": figures(v),
         "withheld": withheld if v.hidden else "",
         "why": ", ".join(_texts(v.evidence.get("why"))),
     }
-
-
-def figures(v: VerdictRecord) -> str:
-    """The score of a verdict and its threshold, or what is missing."""
-    return score_figures(v.defense, v.score, v.threshold) or ("no threshold" if v.threshold is None else "no score")
 
 
 def _texts(value: Any) -> list[str]:
