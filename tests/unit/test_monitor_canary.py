@@ -248,10 +248,6 @@ canaries:
             ),
             ("expected_answer: x\nsimilarity_threshold: nan", "c.yaml:4: canary 'a': similarity_threshold is 'nan'"),
             ("expected_answer: x\nbaseline_query: ' '", "c.yaml:4: canary 'a': baseline_query is ' ': it must not be"),
-            (
-                "expected_answer: x\nevery: 5m",
-                "c.yaml:4: canary 'a': unknown key 'every'; it is called 'interval' now",
-            ),
             ("expected_answer: x\n<<: {query: y}", "c.yaml:4: canary 'a': unknown key '<<'"),
             ("expected_answer: x\nseverity: dire", "c.yaml:4: canary 'a': severity is 'dire': input should be 'low'"),
             ("expected_answer: x\ntags: sea", "c.yaml:4: canary 'a': tags is 'sea': input should be a valid tuple"),

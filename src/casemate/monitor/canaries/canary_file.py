@@ -22,8 +22,6 @@ from casemate.monitor.canaries.canary import Canary, CanarySet, FieldErrors, uns
 MAX_FILE_CHARACTERS = 5_000_000
 """Longest file that is read."""
 JSON_SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
-RENAMED = {"every": "interval"}
-"""Keys of earlier versions and their present names."""
 _NULL = "tag:yaml.org,2002:null"
 
 
@@ -235,8 +233,6 @@ def _describe(error: Any) -> list[tuple[list[str | int], str]]:
     where = ".".join(map(str, path))
     if error["type"] == "extra_forbidden":
         key = str(path[-1])
-        if key in RENAMED:
-            return [(path, f"unknown key {where!r}; it is called {RENAMED[key]!r} now")]
         closest = get_close_matches(key, Canary.model_fields, 1, 0.0)
         return [(path, f"unknown key {where!r}; did you mean {closest[0]!r}?")]
     if error["type"] == "missing":

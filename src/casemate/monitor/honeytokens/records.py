@@ -13,12 +13,13 @@ from benign questions is used; a draft that too many of them would retrieve is r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 
+from casemate.monitor.canaries.coverage import sample_documents
 from casemate.protocols import Index
 from casemate.text.tokens import STOP_WORDS, keywords, stem, words
 from casemate.types import Document, Vector
@@ -121,14 +122,10 @@ class CorpusSample:
 
     @classmethod
     def of(cls, index: Index, tenant: str, rng: np.random.Generator, without: Collection[str] = ()) -> CorpusSample:
-        """At most ``MAX_SAMPLE`` documents of a tenant, drawn uniformly (reservoir sampling)."""
-        kept: list[tuple[Document, Vector]] = []
-        for i, pair in enumerate(_documents(index, tenant, frozenset(without))):
-            at = i if i < MAX_SAMPLE else int(rng.integers(i + 1))
-            if at < MAX_SAMPLE:
-                kept[at : at + 1] = [pair]
-        vectors = np.stack([v for _, v in kept]) if kept else np.zeros((0, 0), np.float32)
-        return cls(tuple(d for d, _ in kept), vectors)
+        """At most ``MAX_SAMPLE`` documents of a tenant, drawn uniformly, except those of some sources."""
+        documents, vectors = sample_documents(index, tenant, rng, MAX_SAMPLE)
+        kept = [i for i, d in enumerate(documents) if d.source not in without]
+        return cls(tuple(documents[i] for i in kept), vectors[kept])
 
     def locations(self, count: int, rng: np.random.Generator) -> list[int]:
         """Indices of documents in dense regions, as far apart as possible.
@@ -181,10 +178,3 @@ def draft_records(
 
 def _capitalize(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _documents(index: Index, tenant: str, without: frozenset[str]) -> Iterator[tuple[Document, Vector]]:
-    for documents, vectors in index.scan(tenant):
-        for document, vector in zip(documents, vectors, strict=True):
-            if document.source not in without:
-                yield document, vector
