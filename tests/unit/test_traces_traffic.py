@@ -21,9 +21,10 @@ from casemate.maths.clustering import assign_topics
 from casemate.monitor.alerts.alert import open_alerts
 from casemate.monitor.canaries.canary_file import parse_canaries
 from casemate.monitor.canaries.coverage import RegionMap
+from casemate.monitor.canaries.run import CanaryRunner
 from casemate.monitor.service import open_trace_recorder
 from casemate.monitor.traces import recorder as module
-from casemate.monitor.traces.candidates import CandidateSettings, draft_candidates
+from casemate.monitor.traces.candidates import draft_candidates
 from casemate.monitor.traces.recorder import GuardJudge, JudgedQuestion, TraceRecorder
 from casemate.monitor.traces.span_content import Span, SpanEvent, TracedDocument
 from casemate.monitor.traces.traffic import TracedQuestion, canary_contexts, join_spans, measure_traffic
@@ -223,7 +224,7 @@ def test_a_question_counts_for_its_nearest_document_that_is_still_in_the_index(c
             corpus[0],
             measure_traffic(corpus[0], {}, [question]),
             [question],
-            CandidateSettings(Retriever(corpus), corpus[2], k=4),
+            CanaryRunner((), Retriever(corpus), 4, corpus[2]),
         )
     )
     assert [canary.expected_documents for canary in found.canaries] == [("d8",)]
@@ -240,8 +241,8 @@ def test_candidates_ask_about_the_most_asked_documents_of_topics_without_a_canar
     contexts = {"one": frozenset({"d1"})}
     questions = [*asked(8, 6, text), *asked(1, 9), *asked(14, 2, "nothing like it")]
     coverage = measure_traffic(regions, contexts, questions)
-    settings = CandidateSettings(Retriever(corpus), corpus[2], count=5, k=4)
-    found = asyncio.run(draft_candidates(regions, coverage, questions, settings))
+    runner = CanaryRunner((), Retriever(corpus), 4, corpus[2])
+    found = asyncio.run(draft_candidates(regions, coverage, questions, runner, count=5))
     first = found.canaries[0]
     assert first.expected_documents == ("d8",) and first.id == "traffic-01"
     assert (first.query == text) == bool(text)
@@ -253,8 +254,7 @@ def test_candidates_ask_about_the_most_asked_documents_of_topics_without_a_canar
 
 def test_a_set_without_candidates_can_be_read(corpus):
     empty = measure_traffic(corpus[0], {}, [])
-    settings = CandidateSettings(None, corpus[2])
-    found = asyncio.run(draft_candidates(corpus[0], empty, [], settings))
+    found = asyncio.run(draft_candidates(corpus[0], empty, [], CanaryRunner((), None)))
     assert "canaries: []" in found.text and not found.canaries
 
 

@@ -61,7 +61,7 @@ def attach(
             screen = gates.screen_rows if gates else None
             found = _read(index, restart, app.executor.map if executor else map_in_thread, screen)
             agreement = _agreement(index, app.guard.rag.embedder)
-            waiting = len(Quarantine(app.store).pending()) if gates and gates.enforced else 0
+            waiting = len(Quarantine(app.store).pending()) if gates and gates.enforced() else 0
             result = AttachReport(index, found, agreement, time.monotonic() - begin, dry_run, waiting)
         print_json(result.as_json()) if as_json else result.show()
         if not dry_run:

@@ -20,9 +20,10 @@ from casemate.cli.console import Code, ConfigFile, Json, Tenant, bar, out, print
 from casemate.errors import ConfigError, DataError
 from casemate.monitor.canaries.canary_file import read_canaries
 from casemate.monitor.canaries.coverage import RegionMap
+from casemate.monitor.canaries.run import CanaryRunner
 from casemate.monitor.drift.answer_drift import windows_by_time
 from casemate.monitor.service import canary_file, open_target, open_trace_recorder
-from casemate.monitor.traces.candidates import CandidateSettings, draft_candidates
+from casemate.monitor.traces.candidates import draft_candidates
 from casemate.monitor.traces.exports import read_export
 from casemate.monitor.traces.recorder import RecordedSpans
 from casemate.monitor.traces.span_content import Span
@@ -124,13 +125,13 @@ def suggest_command(
         if not questions:
             raise DataError(NO_QUESTIONS)
         corpus, coverage = _coverage(app, questions, tenant)
-        section = app.config.monitor
+        section, seed = app.config.monitor, app.config.calibrate.seed
         target = open_target(app, section.target, recorded=False)
-        settings = CandidateSettings(
-            target, app.guard.rag.embedder, count, app.config.rag.k, tenant, app.config.calibrate.seed, section.client
+        runner = CanaryRunner(
+            (), target, app.config.rag.k, app.guard.rag.embedder, tenant=tenant, client=section.client
         )
         with say.status("testing candidates"):
-            found = asyncio.run(draft_candidates(corpus, coverage, questions, settings))
+            found = asyncio.run(draft_candidates(corpus, coverage, questions, runner, count, seed))
     output.write_text(found.text, encoding="utf-8")
     if as_json:
         rows = [{"id": c.id, "note": found.notes[c.id]} for c in found.canaries]

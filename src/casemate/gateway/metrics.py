@@ -35,12 +35,12 @@ class Metrics:
         self._seconds = Histogram(
             "casemate_request_seconds", "Duration of a request.", ["route"], buckets=BUCKETS, registry=r
         )
-        self._first = Histogram(
+        self.first_token = Histogram(
             "casemate_first_piece_seconds", "Time to first token of a stream.", buckets=BUCKETS, registry=r
         )
-        self._interrupted = Counter("casemate_streams_broken", "Interrupted streams, by reason.", ["why"], registry=r)
-        self._tokens = Counter("casemate_tokens", "Tokens, as budgets count them.", registry=r)
-        self._documents = Counter(
+        self.interrupted = Counter("casemate_streams_broken", "Interrupted streams, by reason.", ["why"], registry=r)
+        self.tokens = Counter("casemate_tokens", "Tokens, as budgets count them.", registry=r)
+        self.documents = Counter(
             "casemate_documents", "Uploaded sources: indexed, or quarantined.", ["outcome"], registry=r
         )
         self._verdicts = Counter("casemate_verdicts", "Verdicts.", ["defense", "flagged", "enforced"], registry=r)
@@ -68,23 +68,6 @@ class Metrics:
     def observe_stage(self, stage: str, seconds: float) -> None:
         """Records the duration of a stage: ``embed``, ``search``, a defense, or ``generate``."""
         self._stages.labels(stage).observe(seconds)
-
-    def observe_first_token(self, seconds: float) -> None:
-        """Records the time to first token of a stream."""
-        self._first.observe(seconds)
-
-    def count_interrupted(self, reason: str) -> None:
-        """Counts an interrupted stream: ``left``, ``time`` or ``failure``."""
-        self._interrupted.labels(reason).inc()
-
-    def count_tokens(self, count: int) -> None:
-        """Counts tokens."""
-        self._tokens.inc(count)
-
-    def count_documents(self, indexed: int, quarantined: int) -> None:
-        """Counts uploaded sources by outcome."""
-        self._documents.labels("indexed").inc(indexed)
-        self._documents.labels("quarantined").inc(quarantined)
 
     def observed_store(self, store: EventStore, *observers: Callable[[Event], None]) -> EventStore:
         """Returns the store wrapped so that verdicts are counted, and passed to the observers, when appended."""

@@ -34,14 +34,12 @@ def change(app: App, significance: float, by: str) -> str:
     ends.
 
     Raises:
-        DataError: If the guard has no calibrated defense, or the value is out of range.
+        DataError: If the guard has no calibrated defense.
         BackendError: If the change could not be recorded; it is not made then.
     """
     defense = defense_of(app)
     if defense is None:
         raise DataError("no defense has an operating point; add a calibrated one, such as mirabel, to guard.defenses")
-    if not 0 < significance < 1:
-        raise DataError(f"the significance is {significance}; it must lie between 0 and 1")
     record_setting(app.store, f"{defense.name}.{SIGNIFICANCE}", significance, by, before=defense.significance)
     defense.significance = significance
     return write_config(app.config.file, defense.name, significance)

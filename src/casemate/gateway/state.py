@@ -321,7 +321,7 @@ class UsageMeter:
         """Charges tokens before they are sent; raises ``ApiError`` if the budget does not cover them."""
         if not await self.budget.use(tokens, last=last):
             raise errors.budget_exhausted(seconds_until_midnight())
-        self.gateway.metrics.count_tokens(tokens)
+        self.gateway.metrics.tokens.inc(tokens)
 
     async def charge_and_write(self, tokens: int, *, last: bool = False) -> None:
         """Charges tokens, and waits until the events of the answer are written; the charge often writes them as well.

@@ -64,7 +64,8 @@ async def add(body: UploadRequest, request: Request) -> Response:
         raise ApiError(400, f"the source {repeated[0][:100]!r} is given twice", "invalid_value", "documents")
     work = _add(gateway, body.documents, key)
     chunks, withheld = await run_while_connected(request.receive, work, gateway.section.timeout_s)
-    gateway.metrics.count_documents(len(counts) - len(withheld), len(withheld))
+    gateway.metrics.documents.labels("indexed").inc(len(counts) - len(withheld))
+    gateway.metrics.documents.labels("quarantined").inc(len(withheld))
     gateway.record_ingest(key, "added", len(counts) - len(withheld), chunks, len(withheld))
     # the same status for every withheld source, without a reason: it would teach the writer of poison
     status = {True: "quarantined", False: "indexed"}

@@ -84,7 +84,7 @@ class StreamingAnswer(Response):
             await run_while_connected(receive, self._send_pieces(send, get_context(scope)), self._timeout_s)
         except Exception as error:
             api_error = to_api_error(error)
-            self._metrics.count_interrupted(INTERRUPTIONS.get(api_error.status_code, "failure"))
+            self._metrics.interrupted.labels(INTERRUPTIONS.get(api_error.status_code, "failure")).inc()
             if not self._started:
                 raise
             await self._interrupt(send, api_error)
@@ -105,7 +105,7 @@ class StreamingAnswer(Response):
                 charge = self._usage.charge if self._started else self._usage.charge_and_write
                 await charge(self._tokens - before)
                 if not self._started:
-                    self._metrics.observe_first_token(time.monotonic() - start)
+                    self._metrics.first_token.observe(time.monotonic() - start)
                     context.first_token = time.monotonic() - context.start
                     await self._start(send)
                 if piece:

@@ -28,6 +28,7 @@ from casemate.monitor.alerts.delivery_queue import (
 )
 from casemate.monitor.canaries.results import Severity
 from casemate.protocols import Channel, EventStore
+from casemate.runtime.events import append_durably
 from casemate.types import Event, Notification
 
 log = logging.getLogger(__name__)
@@ -101,10 +102,6 @@ class Outbox:
             return DeliveryFailure(f"no answer within {TIMEOUT_S:g} s" if timed_out else type(error).__name__)
         return None
 
-    async def _append(self, events: Sequence[Event]) -> None:
-        """Appends delivery attempts durably."""
-        for event in events:
-            self.store.append(event)
-        if not await asyncio.to_thread(self.store.flush):
-            message = "the event store did not confirm a delivery; the notification will be sent again"
-            raise BackendError(message, backend="store", retryable=True)
+    async def _append(self, attempts: Sequence[Event]) -> None:
+        remedy = "the notification will be sent again"
+        await asyncio.to_thread(append_durably, self.store, attempts, "a delivery", remedy)

@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from casemate.errors import ConfigError
 from casemate.monitor.canaries import behavior, matching
 from casemate.monitor.canaries.behavior import BehaviorCase
 from casemate.monitor.canaries.canary import MAX_SOURCE_SHARE, MIN_HITS_FOR_DOMINANCE, MIN_TRIGGER_COSINE, Canary
@@ -96,10 +95,7 @@ def check_answer(
 
     ``baseline_answer`` answers ``Canary.untriggered``. ``judge_passed`` decides an ``expected_behavior`` without a
     named check. Documents that ``baseline_documents`` lacks are new; None: none is. Without an embedder only words are
-    compared.
-
-    Raises:
-        ConfigError: If the canary needs an argument that is missing.
+    compared. ``CanaryRunner.require_supported`` has refused canaries that need what is missing.
     """
     return (
         *_check_expected_answer(canary, answer, embedder),
@@ -203,8 +199,6 @@ def _check_behavior(
             alone = case._replace(answer=matching.strip_citations(baseline_answer.text))
             if behavior.behavior_violation(name, alone):
                 return  # the system does not answer without the trigger either: the trigger is not the cause
-    elif judge_passed is None:
-        raise ConfigError(f"canary {canary.id!r}: expected_behavior {name!r} needs a judge; set monitor.judge")
     else:
         violation = "" if judge_passed else "the judge answered no"
     if violation:
@@ -227,12 +221,9 @@ def _check_baseline_query(
     canary: Canary, answer: ObservedAnswer, baseline_answer: ObservedAnswer | None, embedder: Embedder | None
 ) -> Iterator[Deviation]:
     """Compares answer and context with those of the question without its trigger."""
-    derived = canary.baseline_query is None
-    if canary.untriggered is None or (derived and (baseline_answer is None or embedder is None)):
+    if canary.untriggered is None or baseline_answer is None or embedder is None:
         return
-    if baseline_answer is None or embedder is None:
-        raise ConfigError(f"canary {canary.id!r}: baseline_query needs its answer and an embedder")
-    given = canary.model_fields_set
+    derived, given = canary.baseline_query is None, canary.model_fields_set
     least = MIN_TRIGGER_COSINE if derived and "similarity_threshold" not in given else canary.similarity_threshold
     least_overlap = 0.0 if derived and "min_overlap" not in given else canary.min_overlap
     one, other = (matching.strip_citations(a.text).strip() for a in (answer, baseline_answer))

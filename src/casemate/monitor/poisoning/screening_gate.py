@@ -169,7 +169,7 @@ class TenantScreening(_SinkBeforeGuard):
     def __init__(
         self, guard: Guard, open_gate: Callable[[str], ScreeningGate | None], enforced: Callable[[], bool]
     ) -> None:
-        self.guard, self._open_gate, self._enforced = guard, open_gate, enforced
+        self.guard, self._open_gate, self.enforced = guard, open_gate, enforced
         self._gates: dict[str, tuple[int, ScreeningGate]] = {}
         self._locks: dict[str, threading.Lock] = {}
 
@@ -190,11 +190,6 @@ class TenantScreening(_SinkBeforeGuard):
         gate = self.gate(tenant)
         return set() if gate is None else gate.screen_rows(tenant, documents, vectors)
 
-    @property
-    def enforced(self) -> bool:
-        """Whether suspicious sources are quarantined at present."""
-        return self._enforced()
-
     def gate(self, tenant: str = DEFAULT_TENANT) -> ScreeningGate | None:
         """The gate of a tenant, opened if necessary; None if its corpus is too small. Blocks."""
         with self._locks.setdefault(tenant, threading.Lock()):
@@ -205,5 +200,5 @@ class TenantScreening(_SinkBeforeGuard):
                 if gate is not None:
                     self._gates[tenant] = n, gate
             if gate is not None:
-                gate.enforce = self._enforced()
+                gate.enforce = self.enforced()
             return gate

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from casemate.errors import BackendError
 from casemate.monitor.trends.cusum import CusumState, RunAnalysis, WatchedSet
 from casemate.protocols import EventStore
+from casemate.runtime.events import append_durably
 from casemate.types import Event
 
 RUN_KIND = "canary-run"
@@ -164,14 +164,12 @@ def current_gap(watched: WatchedSet, history: RunHistory, now: float) -> Schedul
 
 def schedule_secret(store: EventStore, name: str, now: datetime) -> str:
     """The secret of a set's schedule, created on first use; the same for all processes on the store."""
-    for attempt in range(2):
-        events = [e for e in store.scan(SECRET_KIND) if e.body["set"] == name]
-        if events:
-            return str(events[0].body["secret"])
-        if not attempt:  # of concurrent writers, the store keeps the first
-            body = {"set": name, "secret": secrets.token_hex(16)}
-            store.append(Event(f"{SECRET_KIND}:{name}", now, SECRET_KIND, body))
-    raise BackendError("the event store does not return appended events", backend="store", retryable=False)
+    known = {e.body["set"]: str(e.body["secret"]) for e in store.scan(SECRET_KIND)}
+    if name not in known:  # of concurrent writers, the store keeps the first
+        body = {"set": name, "secret": secrets.token_hex(16)}
+        append_durably(store, [Event(f"{SECRET_KIND}:{name}", now, SECRET_KIND, body)], "the schedule's secret")
+        known = {e.body["set"]: str(e.body["secret"]) for e in store.scan(SECRET_KIND)}
+    return known[name]
 
 
 def gap_event(schedule: Schedule, history: RunHistory, latest: int, now: datetime) -> Event | None:

@@ -21,26 +21,13 @@ from casemate.monitor.canaries.results import CanaryStatus
 from casemate.monitor.canaries.run import CanaryRunner
 from casemate.monitor.canaries.suggest import canaries_yaml, run_with_contexts
 from casemate.monitor.traces.traffic import TracedQuestion, TrafficCoverage
-from casemate.protocols import TARGET_DETAILS, Embedder, Target
+from casemate.protocols import TARGET_DETAILS
 from casemate.reports.format import plural
-from casemate.types import DEFAULT_TENANT, Document
+from casemate.types import Document
 
 CATEGORY = "real_traffic"
 PER_TOPIC, DRAFTS = 2, 4
 """Candidates of one topic, and questions that are tried for each."""
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateSettings:
-    """How candidates for a target are tested, and their largest number; for ``client`` see ``CanaryRunner``."""
-
-    target: Target
-    embedder: Embedder
-    count: int = 20
-    k: int = 5
-    tenant: str = DEFAULT_TENANT
-    seed: int = 7
-    client: str = "canary-{canary}-{run}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +64,16 @@ class _Slot:
 
 
 async def draft_candidates(
-    corpus: RegionMap, coverage: TrafficCoverage, questions: Sequence[TracedQuestion], settings: CandidateSettings
+    corpus: RegionMap,
+    coverage: TrafficCoverage,
+    questions: Sequence[TracedQuestion],
+    runner: CanaryRunner,
+    count: int = 20,
+    seed: int = 7,
 ) -> CanaryCandidates:
-    """Drafts and tests candidates; the coverage was measured on the same regions."""
-    slots = dict(enumerate(_slots(corpus, coverage, questions, settings)))
-    tells = getattr(settings.target, "tells", TARGET_DETAILS)
-    k, tenant = settings.k, settings.tenant
-    runner = CanaryRunner((), settings.target, k, settings.embedder, tenant=tenant, client=settings.client)
+    """Drafts at most ``count`` candidates, and tests them with the runner; the regions are those of the coverage."""
+    slots = dict(enumerate(_slots(corpus, coverage, questions, seed)[:count]))
+    tells, k = getattr(runner.target, "tells", TARGET_DETAILS), runner.k
     kept: dict[int, Canary] = {}
     for number in range(DRAFTS):
         drafts = {i: query for i, slot in slots.items() if i not in kept and (query := next(slot.drafts, ""))}
@@ -99,23 +89,21 @@ async def draft_candidates(
     return CanaryCandidates(tuple(kept[i] for i in sorted(kept)), notes, dropped)
 
 
-def _slots(
-    corpus: RegionMap, coverage: TrafficCoverage, questions: Sequence[TracedQuestion], settings: CandidateSettings
-) -> list[_Slot]:
+def _slots(corpus: RegionMap, coverage: TrafficCoverage, questions: Sequence[TracedQuestion], seed: int) -> list[_Slot]:
     """The most asked documents of each topic without a canary, most asked topics first."""
     asking = defaultdict[str, list[TracedQuestion]](list)
     held = {document.id for document in corpus.documents}
     for question in questions:
         if (nearest := question.nearest_among(held)) is not None:
             asking[nearest].append(question)
-    drafter = CanaryDrafter(corpus.genre, np.random.default_rng(settings.seed))
+    drafter = CanaryDrafter(corpus.genre, np.random.default_rng(seed))
     found: list[_Slot] = []
     for topic in coverage.unwatched:
         documents = [d for d in corpus.documents_of(topic.region) if d.id in asking]
         for document in sorted(documents, key=lambda d: -len(asking[d.id]))[:PER_TOPIC]:
             asked = asking[document.id]
             found.append(_Slot(topic.name, document, len(asked), _drafts(drafter, document, asked)))
-    return found[: settings.count]
+    return found
 
 
 def _drafts(drafter: CanaryDrafter, document: Document, asked: Sequence[TracedQuestion]) -> Iterator[str]:

@@ -126,16 +126,14 @@ def record_baseline(
     force: bool = False,
     repeats: Sequence[CanaryResult] = (),
 ) -> Baseline:
-    """Computes a baseline from runs of the whole set while nothing is wrong; usually ``BASELINE_RUNS``.
+    """Computes a baseline from runs of the whole set while nothing is wrong, at least one; usually ``BASELINE_RUNS``.
 
     ``digests`` is ``Index.digests``; None: not recorded. ``repeats`` are the results of failed canaries that were asked
     once more within their run. With ``force``, canaries that never pass are accepted.
 
     Raises:
-        DataError: If there are no runs, or canaries never passed; the message lists them.
+        DataError: If canaries never passed; the message lists them.
     """
-    if not runs:
-        raise DataError("no runs to record; ask the canaries first")
     history = group_by((result for run in runs for result in run.results), lambda r: r.canary)
     never = [c.id for c in canaries.canaries if not any(r.status is CanaryStatus.PASS for r in history.get(c.id, ()))]
     if never and not force:

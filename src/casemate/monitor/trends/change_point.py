@@ -36,17 +36,12 @@ class ChangePoint(NamedTuple):
 
 
 def estimate_change(runs: Sequence[PooledCounts], baseline: PooledCounts) -> ChangePoint:
-    """Estimates the first run after a change, of equally probable runs the first, from runs up to the alarm.
-
-    Raises:
-        ValueError: If there are no runs.
+    """Estimates the first run after a change, of equally probable runs the first, from one or more up to the alarm.
 
     >>> passed, failed = PooledCounts(1, 0), PooledCounts(1, 1)
     >>> estimate_change([passed] * 9 + [failed] * 3, PooledCounts(20, 0))
     ChangePoint(run=9, earliest=7, latest=9)
     """
-    if not runs:
-        raise ValueError("need at least one run")
     probability = _posterior(runs, baseline)
     order = np.argsort(-probability, kind="stable")
     count = int(np.searchsorted(np.cumsum(probability[order]), CREDIBILITY)) + 1
