@@ -132,7 +132,7 @@ class CanaryMonitor:
 
     def watched_set(self) -> WatchedSet:
         """The set with the baseline in force. Outdated canaries do not alert."""
-        watched = _watched_set(self.app, self.set, self.runner.tenant)[0]
+        watched = _watched_set(self.app, self.set, self.runner.tenant)
         return replace(watched, external=self.runner.target is not self.app.target)
 
     @property
@@ -142,14 +142,7 @@ class CanaryMonitor:
 
     def trend_source(self, since: datetime | None = None) -> TrendSource:
         """History of the set with all that its plots need."""
-        history, watched = read_results(self.app.store, self.set.name, since), self.watched_set()
-        return TrendSource(
-            compute_trend(history, watched, self.limits),
-            history,
-            watched,
-            {canary.id: canary for canary in self.set.canaries},
-            baseline.load_baseline(self.app.store, self.set),
-        )
+        return _trend_source(self.app, self.set, self.watched_set(), read_results(self.app.store, self.set.name, since))
 
     def gaps(self, since: datetime | None = None) -> list[ScheduleGap]:
         """Missed runs, oldest first; the last gap may continue."""
@@ -169,8 +162,8 @@ def _limits(app: App) -> AlarmLimits:
     return AlarmLimits(section.runs_per_false_alert, page_rules=section.page_rules)
 
 
-def _watched_set(app: App, canaries: CanarySet, tenant: str) -> tuple[WatchedSet, Baseline | None]:
-    """A set with the baseline in force, and that baseline. Outdated canaries do not alert."""
+def _watched_set(app: App, canaries: CanarySet, tenant: str) -> WatchedSet:
+    """A set with the baseline in force. Outdated canaries do not alert."""
     found = baseline.load_baseline(app.store, canaries)
     outdated, changed = frozenset[str](), dict[str, tuple[str, ...]]()
     if found:
@@ -181,7 +174,12 @@ def _watched_set(app: App, canaries: CanarySet, tenant: str) -> tuple[WatchedSet
         changed = baseline.changed_sources(found, digests, updates)
     interval_s = parse_interval(app.config.monitor.interval).total_seconds()
     watched = baseline.watched_set(canaries, found, interval_s, outdated, changed)
-    return replace(watched, external=app.config.monitor.target.use != OWN.use), found
+    return replace(watched, external=app.config.monitor.target.use != OWN.use)
+
+
+def _trend_source(app: App, canaries: CanarySet, watched: WatchedSet, results: Sequence[CanaryResult]) -> TrendSource:
+    trend, by_id = compute_trend(results, watched, _limits(app)), {canary.id: canary for canary in canaries.canaries}
+    return TrendSource(trend, results, watched, by_id, baseline.load_baseline(app.store, canaries))
 
 
 def trend_of_results(
@@ -197,10 +195,8 @@ def trend_of_results(
     canaries = read_canaries(canary_file(app), judge=True)
     if canaries.name != name:
         raise DataError(f"the canary file contains the set {canaries.name!r}; plots need the file of the set {name!r}")
-    watched, found = _watched_set(app, canaries, DEFAULT_TENANT)
-    trend = compute_trend(results, watched, _limits(app))
-    by_run = [links.get(run.run, ("", "")) for run in trend.runs] if links else []
-    return TrendSource(trend, results, watched, {c.id: c for c in canaries.canaries}, found, links=by_run)
+    found = _trend_source(app, canaries, _watched_set(app, canaries, DEFAULT_TENANT), results)
+    return replace(found, links=[links.get(run.run, ("", "")) for run in found.trend.runs] if links else [])
 
 
 def open_canary_monitor(app: App, tenant: str = DEFAULT_TENANT) -> CanaryMonitor:
@@ -292,8 +288,7 @@ def open_screening_gate(app: App, tenant: str = DEFAULT_TENANT, query_log: Seque
     """
     if not app.config.monitor.gate or app.index.moments(tenant).n < MIN_DOCUMENTS:
         return None
-    reader = _gate_reader(app.guard, app.config)
-    return _open_gate(app.guard, app.store, app.config, tenant, query_log, reader)
+    return _open_gate(app.guard, app.store, app.config, tenant, query_log, _gate_reader(app.guard, app.config))
 
 
 def missing_screening(app: App, tenant: str) -> str:

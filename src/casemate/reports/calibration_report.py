@@ -97,6 +97,21 @@ class CalibrationView:
         same = len(shares) > 1 and len({share.value for share in shares.values()}) == 1
         return WeakestAttack("" if same else name, shares[name])
 
+    def choice(self, rate: float) -> dict[str, Any]:
+        """Returns what a rate stops: the weakest attack by question and by document, and the threshold.
+
+        A rate with too few questions has the number ``needed`` instead, and no ``likely`` share of flagged questions.
+        """
+        threshold = self.calibration.threshold(rate)
+        available = math.isfinite(threshold)
+        return {
+            "rate": rate,
+            "needed": None if available else min_questions(rate),
+            "stopped": [self.weakest(rate, by) for by in ("question", "document")],
+            "likely": _likely(rate, self.n) if available else None,
+            "threshold": threshold,
+        }
+
     def panels(self) -> list[tuple[str, Recall, Drawing]]:
         """Returns name, recall and chart of each attack; one chart for all would hide lines behind one another."""
         missing = max(self.missing, default=None)
@@ -157,7 +172,7 @@ def render_html(calibration: Calibration, significance: float, defense: str = "m
         from_log=source.endswith(FROM_LOG),
         probe=REWORDED,
         rates=RATES,
-        choices=[_choice(view, rate) for rate in sorted({*RATES, significance})],
+        choices=[view.choice(rate) for rate in sorted({*RATES, significance})],
         missing=[(rate, min_questions(rate)) for rate in view.missing],
         chart=chart,
         chart_text=said,
@@ -166,18 +181,6 @@ def render_html(calibration: Calibration, significance: float, defense: str = "m
         legend={by: recall_legend(by) for by in ("question", "document")},
         weights=_weights(view.calibration),
     )
-
-
-def _choice(view: CalibrationView, rate: float) -> dict[str, Any]:
-    threshold = view.calibration.threshold(rate)
-    available = math.isfinite(threshold)
-    return {
-        "rate": rate,
-        "needed": None if available else min_questions(rate),
-        "stopped": [view.weakest(rate, by) for by in ("question", "document")],
-        "likely": _likely(rate, view.n) if available else None,
-        "threshold": threshold,
-    }
 
 
 def _likely(rate: float, n: int) -> Estimate:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -17,7 +16,7 @@ from casemate.gateway.dashboard.redteam import SANDBOX_CSP
 from casemate.gateway.dashboard.table import Column
 from casemate.guard.calibration import file as calibrations
 from casemate.guard.calibration.fitting import RATES
-from casemate.maths.calibration import Calibration, min_questions
+from casemate.maths.calibration import Calibration
 from casemate.reports import calibration_report
 from casemate.reports.calibration_report import CalibrationView
 from casemate.reports.format import one_in, scrub, short_rate
@@ -54,7 +53,7 @@ def page(request: PageRequest) -> Page:
 
 
 def _costs(request: PageRequest, defense: str, view: CalibrationView, now: float, tenant: str) -> dict[str, Any]:
-    rows = _rows(view, sorted({*RATES, now, view.significance}))
+    rows = [view.choice(rate) for rate in sorted({*RATES, now, view.significance})]
     chart, said = view.histogram() if view.n else (None, "")
     return {
         "view": view,
@@ -69,17 +68,6 @@ def _costs(request: PageRequest, defense: str, view: CalibrationView, now: float
     }
 
 
-def _rows(view: CalibrationView, rates: Sequence[float]) -> list[dict[str, Any]]:
-    """The table of rates: a rate with too few questions has ``needed``, all others have a threshold."""
-    rows = []
-    for rate in rates:
-        threshold = view.calibration.threshold(rate)
-        stopped = [(name, view.weakest(rate, by)) for name, by in STOPPED]
-        needed = min_questions(rate) if math.isinf(threshold) else None
-        rows.append({"rate": rate, "needed": needed, "stopped": stopped, "threshold": threshold})
-    return rows
-
-
 COLUMNS = (
     Column("Significance", lambda row: row["rate"], "significance"),
     Column("Benign flagged, at most", lambda row: row["rate"], "benign"),
@@ -90,11 +78,8 @@ COLUMNS = (
 
 
 def _stopped(row: Mapping[str, Any], position: int) -> float | None:
-    weakest = row["stopped"][position][1]
+    weakest = row["stopped"][position]
     return weakest.rate.value if weakest and weakest.rate and not row["needed"] else None
-
-
-STOPPED = (("Stopped, by question", "question"), ("Stopped, by document", "document"))
 
 
 async def apply(request: PageRequest) -> str:

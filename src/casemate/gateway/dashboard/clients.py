@@ -95,8 +95,7 @@ def by_client(
         if v.newly_flagged:
             one.flagged_by.add((v.request or v.id, v.defense))
         if v.flagged:
-            withheld = v.evidence.get("withheld")
-            one.withheld.update(map(str, withheld if isinstance(withheld, list | tuple) else v.hidden))
+            one.withheld.update(v.sources or v.hidden)
     return list(found.values())
 
 

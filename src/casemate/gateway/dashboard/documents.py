@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from casemate.errors import CasemateError, DataError
 from casemate.gateway.dashboard.page import Page, PageRequest
-from casemate.gateway.dashboard.records import VerdictRecord, withheld_phrase
+from casemate.gateway.dashboard.records import withheld_phrase
 from casemate.gateway.dashboard.table import Column
 from casemate.monitor.poisoning.quarantine import Quarantine, QuarantinedSource
 from casemate.monitor.service import missing_screening
@@ -40,7 +40,8 @@ def sources(request: PageRequest) -> Page:
     tenant, search = request.tenant(tenants), request.parameter("source")
     held = request.app.index.digests(tenant)
     verdicts = request.verdicts([tenant])
-    hits = Counter(source for v in verdicts if v.flagged for source in _sources(v) if source in held)
+    # ids of chunks where the defense does not report sources
+    hits = Counter(s for v in verdicts if v.flagged for s in {*(v.sources or v.hidden)} if s in held)
     withheld = withheld_phrase(verdicts).capitalize()
     found = sorted(name for name in held if search.lower() in name.lower())
     columns = (
@@ -60,12 +61,6 @@ def sources(request: PageRequest) -> Page:
         "listing": request.table("Sources", columns, rows, order="source"),
     }
     return Page("documents.html", context)
-
-
-def _sources(v: VerdictRecord) -> set[str]:
-    """Sources that a verdict withheld; ids of chunks where the defense does not report sources."""
-    sources = v.evidence.get("withheld")
-    return set(map(str, sources)) if isinstance(sources, list | tuple) and sources else set(v.hidden)
 
 
 def confirm_removal(request: PageRequest) -> Page:

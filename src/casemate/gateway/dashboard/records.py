@@ -90,6 +90,12 @@ class VerdictRecord:
         return not self.failed and self.threshold is None and not self.flagged
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources that it withheld; empty if the defense reports none."""
+        found = self.evidence.get("withheld")
+        return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
+
+    @property
     def outcome(self) -> str:
         """``failed``, ``undecided``, ``again``, ``flagged`` or ``passed``."""
         if self.failed or self.undecided:

@@ -128,7 +128,7 @@ class _Filters:
             self.defense in ("", v.defense)
             and self.tenant in ("", v.tenant)
             and _contains(self.client, v.client, *(request.client_name(v.client) if self.client else ()))
-            and _contains(self.document, *v.hidden, *_texts(v.evidence.get("withheld")))
+            and _contains(self.document, *v.hidden, *v.sources)
             and (not self.search or _contains(self.search, *_shown(v), *request.client_name(v.client)))
             and (self.chunks is None or not self.chunks.isdisjoint(v.hidden))
             and self.outcome in ("", v.outcome)
@@ -151,7 +151,7 @@ def _shown(v: VerdictRecord) -> list[str]:
         v.defense,
         v.text,
         *v.hidden,
-        *_texts(v.evidence.get("withheld")),
+        *v.sources,
         *_texts(v.evidence.get("why")),
     ]
 
@@ -214,8 +214,7 @@ def _spans(verdicts: Sequence[VerdictRecord]) -> dict[str, tuple[float, float]]:
 
 
 def _row(spans: Mapping[str, tuple[float, float]], v: VerdictRecord) -> dict[str, Any]:
-    sources = _texts(v.evidence.get("withheld"))
-    withheld = ", ".join([plural(len(sources), "source")] * bool(sources) + [plural(len(v.hidden), "chunk")])
+    withheld = ", ".join([plural(len(v.sources), "source")] * bool(v.sources) + [plural(len(v.hidden), "chunk")])
     return {
         "verdict": v,
         "meter": _meter(v, spans[v.defense]),
