@@ -683,7 +683,7 @@ class ChromaLike(Opaque):
 @pytest.mark.parametrize("kind", [FaissLike, ChromaLike])
 def test_stores_of_other_shapes(wrap, kind):
     store = wrap(filled(kind))
-    assert type(store.protection.store).__name__ == kind.__name__.removesuffix("Like")
+    assert type(store.protection.store).__name__ == f"_{kind.__name__.removesuffix('Like')}"
     assert "d4" not in ids(store.similarity_search(text_of("d4"), k=3))
     bare = store.unguarded.similarity_search_with_score(HARMLESS, k=3)
     assert [(d.id, pytest.approx(s)) for d, s in store.similarity_search_with_score(HARMLESS, k=3)] == [

@@ -73,17 +73,15 @@ class LangChainCollection(FrameworkCollection):
         return [self.row(d) for d in self.store.similarity_search_by_vector(vector, k=k, **options)]
 
 
-class InMemory(LangChainCollection):
+class _InMemory(LangChainCollection):
     """LangChain's ``InMemoryVectorStore``."""
 
     store: InMemoryVectorStore
 
     def count(self) -> int:
-        """See ``VectorCollection.count``."""
         return len(self.store.store)
 
     def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
-        """See ``FrameworkCollection.rows``."""
         for held in list(self.store.store.values()):
             yield self._held(held)
 
@@ -93,7 +91,6 @@ class InMemory(LangChainCollection):
         return [self.row(d, s, s) for d, s in found]
 
     def stored(self, ids: Sequence[str]) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
-        """See ``FrameworkCollection.stored``."""
         held = (self.store.store.get(name) for name in ids)
         return (self._held(one) for one in held if one is not None)
 
@@ -102,7 +99,7 @@ class InMemory(LangChainCollection):
         return self.row(document), held["vector"]
 
 
-class Faiss(LangChainCollection):
+class _Faiss(LangChainCollection):
     """FAISS: a docstore, and an index that reconstructs vectors by position."""
 
     store: Any
@@ -112,21 +109,17 @@ class Faiss(LangChainCollection):
         self._places: tuple[Any, dict[str, int]] = (None, {})
 
     def count(self) -> int:
-        """See ``VectorCollection.count``."""
         return len(self.store.index_to_docstore_id)
 
     def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
-        """See ``FrameworkCollection.rows``."""
         for place, name in list(self.store.index_to_docstore_id.items()):
             yield self._held(name, place)
 
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
-        """See ``FrameworkCollection.search_store``."""
         found = self.store.similarity_search_with_score_by_vector(vector, k=k, **options)
         return [self.row(d, float(s)) for d, s in found]
 
     def stored(self, ids: Sequence[str]) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
-        """See ``FrameworkCollection.stored``."""
         places = self._where()
         return (self._held(name, places[name]) for name in ids if name in places)
 
@@ -156,24 +149,21 @@ class Faiss(LangChainCollection):
         return self._places[1]
 
 
-class Chroma(LangChainCollection):
+class _Chroma(LangChainCollection):
     """Chroma: ``get`` returns pages of ids, texts, metadata and vectors."""
 
     store: Any
 
     def count(self) -> int:
-        """See ``VectorCollection.count``."""
         return int(self.store._collection.count())
 
     def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
-        """See ``FrameworkCollection.rows``."""
         start = 0
         while page := list(self._page(limit=PAGE, offset=start)):
             yield from page
             start += len(page)
 
     def stored(self, ids: Sequence[str]) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
-        """See ``FrameworkCollection.stored``."""
         return self._page(ids=list(ids))
 
     def _page(self, **which: Any) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
@@ -184,7 +174,7 @@ class Chroma(LangChainCollection):
             yield self.row(Document(id=name, page_content=text or "", metadata=metadata or {})), vector
 
 
-class Qdrant(LangChainCollection):
+class _Qdrant(LangChainCollection):
     """Qdrant, on a server or in local mode: points with a payload. Documents have their id in the metadata."""
 
     store: Any
@@ -200,16 +190,13 @@ class Qdrant(LangChainCollection):
             )
 
     def id_of(self, document: Document) -> str | None:
-        """See ``LangChainCollection.id_of``."""
         found = document.id or document.metadata.get("_id")
         return None if found is None else str(found)
 
     def count(self) -> int:
-        """See ``VectorCollection.count``."""
         return int(self.store.client.count(self.store.collection_name, exact=True).count)
 
     def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
-        """See ``FrameworkCollection.rows``."""
         offset = None
         while True:
             points, offset = self.store.client.scroll(
@@ -234,13 +221,12 @@ class Qdrant(LangChainCollection):
         return self.row(document), vector[self.store.vector_name] if isinstance(vector, Mapping) else vector
 
 
-class LanceDB(LangChainCollection):
+class _LanceDB(LangChainCollection):
     """LanceDB: a table with the columns id, text, vector and metadata. Search results lack ids, so rows are read."""
 
     store: Any
 
     def count(self) -> int:
-        """See ``VectorCollection.count``."""
         table = self.store.get_table()
         return 0 if table is None else int(table.count_rows())
 
@@ -249,13 +235,11 @@ class LanceDB(LangChainCollection):
         return bool(self.store.mode == "overwrite")
 
     def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
-        """See ``FrameworkCollection.rows``."""
         table = self.store.get_table()
         for batch in table.to_arrow().to_batches(PAGE) if table is not None else ():
             yield from map(self._held, batch.to_pylist())
 
     def stored(self, ids: Sequence[str]) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
-        """See ``FrameworkCollection.stored``."""
         table = self.store.get_table()
         if table is None:
             return iter(())
@@ -264,7 +248,6 @@ class LanceDB(LangChainCollection):
         return map(self._held, found)
 
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
-        """See ``FrameworkCollection.search_store``."""
         if self.store.get_table() is None:
             return []
         found = self.store._query(vector, k, **options).to_pylist()
@@ -362,13 +345,13 @@ class CustomStore(LangChainCollection):
 
 
 RECOGNIZED: Mapping[type[LangChainCollection], Callable[[Any], bool]] = {
-    InMemory: lambda store: isinstance(store, InMemoryVectorStore),
-    Faiss: lambda store: (
+    _InMemory: lambda store: isinstance(store, InMemoryVectorStore),
+    _Faiss: lambda store: (
         hasattr(store, "index_to_docstore_id") and hasattr(getattr(store, "index", None), "reconstruct")
     ),
-    Chroma: lambda store: hasattr(store, "_collection") and hasattr(store, "get"),
-    Qdrant: lambda store: hasattr(store, "retrieval_mode") and hasattr(store, "content_payload_key"),
-    LanceDB: lambda store: hasattr(store, "get_table") and hasattr(store, "_vector_key"),
+    _Chroma: lambda store: hasattr(store, "_collection") and hasattr(store, "get"),
+    _Qdrant: lambda store: hasattr(store, "retrieval_mode") and hasattr(store, "content_payload_key"),
+    _LanceDB: lambda store: hasattr(store, "get_table") and hasattr(store, "_vector_key"),
 }
 """Stores that can be read, and how each is recognized."""
 

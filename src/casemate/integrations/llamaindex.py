@@ -45,7 +45,7 @@ RETRIEVER_OPTIONS = (*list(inspect.signature(VectorIndexRetriever).parameters)[1
 """Options of LlamaIndex's own retriever, after the index; it ignores any other."""
 
 
-class LlamaIndexCollection(FrameworkCollection):
+class _LlamaIndexCollection(FrameworkCollection):
     """The nodes of a vector index."""
 
     def __init__(self, index: VectorStoreIndex, dim: int) -> None:
@@ -60,12 +60,10 @@ class LlamaIndexCollection(FrameworkCollection):
         return held if isinstance(held, dict) else None
 
     def count(self) -> int:
-        """See ``VectorCollection.count``."""
         held = self._dictionary
         return sum(1 for _ in self.rows()) if held is None else len(held)
 
     def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
-        """See ``FrameworkCollection.rows``."""
         held = self._dictionary
         if held is not None:
             for name, vector in list(held.items()):
@@ -74,7 +72,6 @@ class LlamaIndexCollection(FrameworkCollection):
         yield from self._got(None)
 
     def stored(self, ids: Sequence[str]) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
-        """See ``FrameworkCollection.stored``."""
         held = self._dictionary
         if held is None:
             return self._got(list(ids))
@@ -259,7 +256,7 @@ def guarded(
     name = f"llamaindex {type(model).__name__} {model.model_name}"
     embedder = FrameworkEmbedder(name, model.get_query_embedding, model.get_text_embedding_batch)
     return GuardedLlamaIndexRetriever(
-        retriever, Protection(LlamaIndexCollection(retriever._index, embedder.dim), embedder, **ours)
+        retriever, Protection(_LlamaIndexCollection(retriever._index, embedder.dim), embedder, **ours)
     )
 
 

@@ -110,12 +110,10 @@ class _FoundRag(Rag):
         self._vector, self._given, self._gone = vector, given, gone
 
     async def encode(self, query: Query, then: Callable[[], None] = lambda: None) -> Vector:
-        """See ``Rag``. Returns the known vector."""
         await asyncio.to_thread(then)
         return self._vector
 
     async def search(self, vector: Vector, k: int, tenant: str) -> Retrieval:
-        """See ``Rag``."""
         if not self._given:
             found = await super().search(vector, k + DEPTH, tenant)  # constant: otherwise latency would reveal it
             left = without_documents(found, lambda document: document.source in self._gone)
