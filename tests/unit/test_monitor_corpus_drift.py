@@ -184,10 +184,8 @@ class TestAudit:
         assert len(audit_vectors(index, embedder, count=20).wrong) == 20
 
     def test_an_empty_sample_is_an_error(self, index):
-        with pytest.raises(DataError, match="of 0 documents"):
+        with pytest.raises(DataError, match="tenant 'nobody' has no documents"):
             audit_vectors(index, BagOfWords(), tenant="nobody")
-        with pytest.raises(DataError, match="cannot audit 0 of 200"):
-            audit_vectors(index, BagOfWords(), count=0)
 
 
 class TestBound:

@@ -4,7 +4,6 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from casemate.errors import DataError
 from casemate.maths.clustering import NOISE
 from casemate.reindexing.space import apply_map
 from casemate.reports.topic_map import picture
@@ -31,14 +30,3 @@ def test_a_topic_map_is_an_svg_file_with_every_drawn_chunk_and_both_figures(docu
     assert len(re.findall(r"silhouette -?\.\d\d", said)) == 2
     assert len(re.findall(r"neighbors of another topic \d", said)) == 2
     assert "180 chunks, 6 topics, 11 % without one" in said
-
-
-def test_inputs_of_different_shapes_are_refused():
-    E = np.eye(8, dtype=np.float32)
-    for before, after, labels in (
-        (E, E[1:], np.zeros(8, int)),
-        (E, E, np.zeros(7, int)),
-        (E[:4], E[:4], np.zeros(4, int)),
-    ):
-        with pytest.raises(DataError, match="a picture needs"):
-            picture(before, after, labels)

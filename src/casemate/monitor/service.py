@@ -240,13 +240,18 @@ def open_target(app: App, spec: PluginSpec, recorded: bool = True) -> Target:
 
     The system itself records verdicts only if ``recorded``; another target may record others.
     """
-    if spec.use == OWN.use:
-        if spec.options:
-            raise ConfigError(f"the target 'own' has no options, but was given {', '.join(spec.options)}; remove them")
+    if _is_own(spec, "monitor.target"):
         return app.target if recorded else app.unrecorded_target()
     made: Any = build("target", spec, app.config.folder)
     target: Target = made
     return target
+
+
+def _is_own(spec: PluginSpec, key: str) -> bool:
+    """Whether a part of the configuration names this system; ``ConfigError`` if it has options then."""
+    if spec.use == OWN.use and spec.options:
+        raise ConfigError(f"{key}: 'own' has no options, but was given {', '.join(spec.options)}; remove them")
+    return spec.use == OWN.use
 
 
 def open_trace_recorder(app: App) -> TraceRecorder:
@@ -382,9 +387,7 @@ def _gate_reader(guard: Guard, config: Config) -> Generator | None:
     spec = config.monitor.gate_reader
     if spec is None:
         return None
-    if spec.use == OWN.use:
-        if spec.options:
-            raise ConfigError(f"monitor.gate_reader: 'own' has no options, but was given {', '.join(spec.options)}")
+    if _is_own(spec, "monitor.gate_reader"):
         return guard.rag.generator
     made: Generator = build("generator", spec, config.folder)
     return made

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from casemate.errors import DataError
 from casemate.maths.clustering import NOISE, Labels, knn_impurity, principal_components, silhouette
 from casemate.reports.format import number, percent
 from casemate.reports.svg import Drawing, LinearScale, draw_topics
@@ -41,14 +40,8 @@ text { fill: var(--ink); } .soft { fill: var(--soft); } .title { font-weight: 60
 def picture(before: Vector, after: Vector, labels: Labels, seed: int = 7) -> str:
     """Draws two maps of the same chunks, with the separation of the topics in each space, as an SVG document.
 
-    The vectors by the embedder and in the new space are (n, dim), n > 5; the topics (n,).
-
-    Raises:
-        DataError: If the shapes do not match, or there are too few chunks.
+    The vectors by the embedder and in the new space are (n, dim), n > ``K``; the topics (n,).
     """
-    if before.shape != after.shape or labels.shape != (len(before),) or len(before) <= K:
-        what = f"{before.shape}, {after.shape} and {labels.shape}"
-        raise DataError(f"a picture needs two sets of more than {K} vectors of one shape and their topics, got {what}")
     sizes = np.bincount(labels[labels != NOISE]) if (labels != NOISE).any() else np.empty(0, np.int64)
     largest = [int(c) for c in np.argsort(-sizes, kind="stable")[:MAX_NAMED] if sizes[c]]
     drawn = np.sort(np.random.default_rng(seed).permutation(len(before))[:MAX_DRAWN])

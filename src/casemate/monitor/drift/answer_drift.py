@@ -33,7 +33,6 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from casemate.errors import DataError
 from casemate.maths.stats import e_value
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, base_run_id, group_by
 from casemate.monitor.drift.compare import rank_biased_overlap
@@ -52,8 +51,6 @@ MAX_DRAWS, ENOUGH_EXTREME, BATCH = 9_999, 20, 200
 """Permutations; as extreme ones after which sampling stops (Besag and Clifford 1991); permutations per batch."""
 KAPPAS = (0.1, 0.5)
 """Exponents of the e-values: the first is sensitive to one large change, the second to many small ones."""
-MIN_REFERENCE = 2
-"""Windows of a reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +135,10 @@ def detect_drift(
 ) -> list[list[DriftReading]]:
     """Tests each window after the reference for drift; returns its readings, one per known signal.
 
-    The first ``reference`` windows, at least ``MIN_REFERENCE``, have no problem. A later one that alarms does not join
-    them, and its signal restarts. ``paired`` windows contain the same questions: each is compared with itself. The
+    The first ``reference`` windows, at least 2 and not all empty, have no problem. A later one that alarms does not
+    join them, and its signal restarts. ``paired`` windows contain the same questions: each is compared with itself. The
     first false alarm comes after ``windows_per_false_alarm`` windows or more, on average.
-
-    Raises:
-        DataError: If the reference is too short.
     """
-    if reference < MIN_REFERENCE or not any(windows[:reference]):
-        raise DataError(f"a reference of {reference} windows is too short; use at least {MIN_REFERENCE}, not all empty")
     history = _History(
         [o for window in windows[1:reference] for o in window],
         {o.question: o.documents for o in windows[0] if o.documents},

@@ -218,16 +218,13 @@ def audit_vectors(
     Use a new ``seed`` each time, so that the sample cannot be predicted.
 
     Raises:
-        DataError: If the tenant has no documents, or ``count`` is below 1.
+        DataError: If the tenant has no documents.
     """
-    held = index.moments(tenant).n
-    if not held or count < 1:
-        raise DataError(f"cannot audit {count} of {held} documents of tenant {tenant!r}; at least 1 is needed")
     documents, stored = sample_documents(index, tenant, np.random.default_rng(seed), count)
     embedded = embedder.embed([d.content for d in documents])
     cosines = np.einsum("nd,nd->n", embedded.astype(np.float64), stored.astype(np.float64))
     wrong = tuple((d.id, float(c)) for d, c in zip(documents, cosines, strict=True) if not c >= MIN_SAME_COSINE)
-    return VectorAudit(held, len(documents), wrong, float(cosines.min()))
+    return VectorAudit(index.moments(tenant).n, len(documents), wrong, float(cosines.min()))
 
 
 def max_wrong(held: int, checked: int, found: int) -> int:
