@@ -31,7 +31,7 @@ from casemate.monitor.scheduler import schedule
 from casemate.monitor.scheduler.run_executor import RunExecutor
 from casemate.monitor.scheduler.schedule import ScheduleGap
 from casemate.monitor.scheduler.watch import AlertDispatcher, WatchSettings, watch
-from casemate.monitor.traces.recorder import GuardJudge, JudgedQuestion, QuestionJudge, TraceRecorder
+from casemate.monitor.traces.recorder import GuardJudge, TraceRecorder
 from casemate.monitor.trends import baseline
 from casemate.monitor.trends.baseline import BASELINE_RUNS, Baseline
 from casemate.monitor.trends.cusum import AlarmLimits, RunAnalysis, WatchedSet
@@ -39,6 +39,7 @@ from casemate.monitor.trends.trend import compute_trend, read_results
 from casemate.monitor.trends.trend_page import TrendSource
 from casemate.plugins import build
 from casemate.protocols import Channel, DocumentSink, Embedder, EventStore, Generator, Index, Progress, Target
+from casemate.rag.pipeline import Rag
 from casemate.rag.question_file import questions_in
 from casemate.system import App
 from casemate.text.synthetic_questions import generate_with_documents
@@ -260,29 +261,24 @@ def open_trace_recorder(app: App) -> TraceRecorder:
     New defenses read all recent state of clients, and old ones remember each trace as a client. So they are replaced
     every ``JUDGE_S`` seconds, not with each batch.
     """
-    made: dict[str, tuple[float, QuestionJudge]] = {}
+    made: dict[str, tuple[float, GuardJudge]] = {}
 
-    def make_judge(tenant: str) -> QuestionJudge:
-        at, judge = made.get(tenant, (float("-inf"), _judge_nothing))
-        if monotonic() - at >= JUDGE_S:
-            judge = new_judge(tenant)
-            made[tenant] = monotonic(), judge
-        return judge
-
-    def new_judge(tenant: str) -> QuestionJudge:
-        if not app.index.moments(tenant).n:
-            return _judge_nothing
-        target: Any = app.guard.rag if app.config.guard.mode == "off" or app.due(tenant) else app.unrecorded_target()
-        if isinstance(target, Guard):
-            target.enforce = False  # the nearest documents are wanted, whatever the defenses would hide
-        return GuardJudge(target, tenant, app.config.rag.k)
+    def make_judge(tenant: str) -> GuardJudge:
+        if tenant not in made or monotonic() - made[tenant][0] >= JUDGE_S:
+            made[tenant] = monotonic(), GuardJudge(_judging_target(app, tenant), tenant, app.config.rag.k)
+        return made[tenant][1]
 
     return TraceRecorder(app.store, make_judge, app.config.privacy.log_text)
 
 
-async def _judge_nothing(question: str, trace: str) -> JudgedQuestion:
-    """The judge of a tenant without documents."""
-    return JudgedQuestion()
+def _judging_target(app: App, tenant: str) -> Guard | Rag | None:
+    if not app.index.moments(tenant).n:
+        return None
+    target: Any = app.guard.rag if app.config.guard.mode == "off" or app.due(tenant) else app.unrecorded_target()
+    if isinstance(target, Guard):
+        target.enforce = False  # the nearest documents are wanted, whatever the defenses would hide
+    found: Guard | Rag = target
+    return found
 
 
 def open_screening_gate(app: App, tenant: str = DEFAULT_TENANT, query_log: Sequence[str] = ()) -> ScreeningGate | None:

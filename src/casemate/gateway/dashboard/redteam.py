@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -129,18 +128,11 @@ def _read(folder: Path, pattern: str) -> list[tuple[str, CampaignResult]]:
 def _newest(folder: Path, pattern: str) -> list[Path]:
     """The newest files of results, without those that are too large or cannot be read, such as a dangling link."""
     sizes = list[tuple[float, int, Path]]()
-    with suppress(OSError):
-        sizes += [(s.st_mtime, s.st_size, path) for path in folder.glob(pattern) if (s := _status(path))]
+    for path in folder.glob(pattern):
+        with suppress(OSError):
+            sizes.append(((status := path.stat()).st_mtime, status.st_size, path))
     newest = sorted((one for one in sizes if not one[2].name.endswith(NAMES)), reverse=True)[:MAX_FILES]
     return [path for _, size, path in newest if size <= MAX_BYTES]
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """Time and size of a file; None if it cannot be read."""
-    try:
-        return path.stat()
-    except OSError:
-        return None
 
 
 def _summary(campaign: CampaignResult) -> dict[str, Any]:

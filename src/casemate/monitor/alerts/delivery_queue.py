@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
-from casemate.monitor.alerts.alert import Alert, AlertPhase, alert_from_event, alert_states, digest, highest_severity
+from casemate.monitor.alerts.alert import AlertPhase, alert_from_event, alert_states, digest, highest_severity
 from casemate.monitor.alerts.messages import render_alert, summarize_alerts
-from casemate.monitor.canaries.results import Severity
+from casemate.monitor.canaries.results import Severity, group_by
 from casemate.types import Event, Notification
 
 DELIVERY_KIND = "delivery"
@@ -74,18 +74,10 @@ class DeliveryFailure(NamedTuple):
     retryable: bool = True
 
 
-class PendingUpdate(NamedTuple):
-    """One change of an alert, for one channel."""
-
-    event: Event
-    alert: Alert
-    phase: AlertPhase
-
-
 class Delivery(NamedTuple):
-    """One notification to send, and the alert changes that it carries."""
+    """One notification to send, and the events of the alert changes that it carries."""
 
-    updates: tuple[PendingUpdate, ...]
+    updates: tuple[Event, ...]
     notification: Notification
 
 
@@ -100,18 +92,14 @@ class DeliveryQueue:
         self._states = alert_states(alerts)
         own = (e for e in attempts if e.body["channel"] == channel and e.body["alert"] != TEST)
         self._last = {e.body["event"]: _attempt_from_event(e) for e in own}
-        self._updates: dict[str, list[PendingUpdate]] = {}
-        for event in alerts:
-            phase = AlertPhase(event.body["phase"])
-            if phase is not AlertPhase.ACKNOWLEDGED and not event.body["quiet"]:
-                alert = alert_from_event(event)
-                self._updates.setdefault(alert.id, []).append(PendingUpdate(event, alert, phase))
+        notified = (e for e in alerts if e.body["phase"] != AlertPhase.ACKNOWLEDGED and not e.body["quiet"])
+        self._updates = group_by(notified, lambda e: str(e.body["id"]))
 
     def next_delivery(self, now: datetime) -> Delivery | None:
         """The notification to send now; None if nothing is due or the rate limit is reached."""
         pending = [update for updates in self._due(now) for update in updates]
         remaining = self._per_hour - len(self._delivered_in_last_hour(now))
-        if self._per_hour > 1 and not any(u.alert.severity is Severity.CRITICAL for u in pending):
+        if self._per_hour > 1 and Severity.CRITICAL not in map(_severity, pending):
             remaining -= 1  # reserved for critical alerts
         if not pending or remaining < 1:
             return None
@@ -122,9 +110,7 @@ class DeliveryQueue:
 
     def next_due(self, now: datetime) -> datetime | None:
         """When the next notification may be due, if none is due now; None: nothing is pending."""
-        retries = [
-            self._last[updates[0].event.id].retry_at for updates in self._pending() if self._in_backoff(updates, now)
-        ]
+        retries = [self._last[updates[0].id].retry_at for updates in self._pending() if self._in_backoff(updates, now)]
         slots = [at + HOUR for at in self._delivered_in_last_hour(now)] if self._due(now) else []
         return min([*retries, *slots], default=None)
 
@@ -137,30 +123,30 @@ class DeliveryQueue:
     def expire(self, now: datetime) -> list[Event]:
         """Drops notifications that are too old and not the latest of an open alert, and returns the events."""
         limit = now - EXPIRY
-        old = [u for updates in self._pending() for u in updates if u.event.at < limit and not self._is_latest(u)]
+        old = [u for updates in self._pending() for u in updates if u.at < limit and not self._is_latest(u)]
         reason = DeliveryFailure("expired", retryable=False)
         return [self._record(u, DeliveryOutcome.EXPIRED, now, "", reason) for u in old]
 
-    def _is_latest(self, update: PendingUpdate) -> bool:
+    def _is_latest(self, update: Event) -> bool:
         """Whether this is the latest change of an open alert."""
-        state = self._states[update.alert.id]
-        return state.open and update is self._updates[update.alert.id][-1]
+        alert = update.body["id"]
+        return self._states[alert].open and update is self._updates[alert][-1]
 
-    def _pending(self) -> list[list[PendingUpdate]]:
+    def _pending(self) -> list[list[Event]]:
         """Undelivered changes of each alert, in order."""
         settled = {e for e, attempt in self._last.items() if attempt.outcome is not DeliveryOutcome.FAILED}
-        left = ([u for u in updates if u.event.id not in settled] for updates in self._updates.values())
+        left = ([u for u in updates if u.id not in settled] for updates in self._updates.values())
         return [updates for updates in left if updates]
 
-    def _in_backoff(self, updates: Sequence[PendingUpdate], now: datetime) -> bool:
+    def _in_backoff(self, updates: Sequence[Event], now: datetime) -> bool:
         """Whether the first change of an alert waits for a retry."""
-        last = self._last.get(updates[0].event.id)
+        last = self._last.get(updates[0].id)
         return last is not None and last.retry_at > now
 
-    def _due(self, now: datetime) -> list[list[PendingUpdate]]:
+    def _due(self, now: datetime) -> list[list[Event]]:
         """Undelivered changes of each alert that is not in backoff, most severe alert first."""
         due = [updates for updates in self._pending() if not self._in_backoff(updates, now)]
-        return sorted(due, key=lambda updates: -max(u.alert.severity.rank for u in updates))
+        return sorted(due, key=lambda updates: -highest_severity([*map(_severity, updates)]).rank)
 
     def _delivered_in_last_hour(self, now: datetime) -> list[datetime]:
         """Delivery time of each notification of the last hour."""
@@ -172,13 +158,13 @@ class DeliveryQueue:
         return list(delivered.values())
 
     def _record(
-        self, update: PendingUpdate, outcome: DeliveryOutcome, now: datetime, key: str, failure: DeliveryFailure
+        self, update: Event, outcome: DeliveryOutcome, now: datetime, key: str, failure: DeliveryFailure
     ) -> Event:
-        last = self._last.get(update.event.id)
+        last = self._last.get(update.id)
         number = last.number + 1 if last else 1
-        retry_at = now + backoff(update.event.id, number, failure.retryable)
-        attempt = self._last[update.event.id] = DeliveryAttempt(number, outcome, now, retry_at, key)
-        return attempt_to_event(attempt, update.event.id, update.alert.id, self._channel, failure.reason)
+        retry_at = now + backoff(update.id, number, failure.retryable)
+        attempt = self._last[update.id] = DeliveryAttempt(number, outcome, now, retry_at, key)
+        return attempt_to_event(attempt, update.id, update.body["id"], self._channel, failure.reason)
 
 
 def attempt_to_event(attempt: DeliveryAttempt, event: str, alert: str, channel: str, reason: str) -> Event:
@@ -207,8 +193,12 @@ def _attempt_from_event(event: Event) -> DeliveryAttempt:
     return DeliveryAttempt(int(body["number"]), outcome, event.at, retry_at, body["notification"])
 
 
-def _notification(update: PendingUpdate, channel: str) -> Notification:
-    alert, text = update.alert, render_alert(update.alert, update.phase)
+def _severity(update: Event) -> Severity:
+    return Severity(update.body["severity"])
+
+
+def _notification(update: Event, channel: str) -> Notification:
+    alert, phase = alert_from_event(update), AlertPhase(update.body["phase"])
     details = {
         "kind": alert.kind,
         "set": alert.set,
@@ -218,13 +208,15 @@ def _notification(update: PendingUpdate, channel: str) -> Notification:
         "sources": list(alert.sources),
         "changed": list(alert.changed),
     }
-    key = f"{update.event.id}@{channel}"
-    return Notification(key, alert.id, update.phase, alert.severity, update.event.at, *text, details)
+    text = render_alert(alert, phase)
+    return Notification(f"{update.id}@{channel}", alert.id, phase, alert.severity, update.at, *text, details)
 
 
-def _summary(updates: Sequence[PendingUpdate], channel: str) -> Notification:
-    text = summarize_alerts([(u.alert, u.phase) for u in updates])
-    severity = highest_severity([u.alert.severity for u in updates])
-    key = f"summary-{digest(channel, *(u.event.id for u in updates), length=32)}"
-    details = {"alerts": sorted({u.alert.id for u in updates})}
-    return Notification(key, key, "summary", severity, max(u.event.at for u in updates), *text, details)
+def _summary(updates: Sequence[Event], channel: str) -> Notification:
+    text = summarize_alerts([(alert_from_event(u), AlertPhase(u.body["phase"])) for u in updates])
+    key = f"summary-{digest(channel, *(u.id for u in updates), length=32)}"
+    details, severity = (
+        {"alerts": sorted({u.body["id"] for u in updates})},
+        highest_severity([*map(_severity, updates)]),
+    )
+    return Notification(key, key, "summary", severity, max(u.at for u in updates), *text, details)

@@ -162,14 +162,19 @@ def _event_id(span: Span, tenant: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GuardJudge:
-    """Judges questions with a guard of its own, which records nothing, or with the bare pipeline if it is not ready."""
+    """Judges questions with a guard of its own, which records nothing, or with the bare pipeline if it is not ready.
 
-    target: Guard | Rag
+    None: the tenant has no documents.
+    """
+
+    target: Guard | Rag | None
     tenant: str
     k: int
 
     async def __call__(self, question: str, trace: str) -> JudgedQuestion:
         """See ``QuestionJudge``. Each trace is a client of its own."""
+        if self.target is None:
+            return JudgedQuestion()
         query = Query(question, f"trace-{safe_id(trace)}", self.tenant, self.k)
         if isinstance(self.target, Rag):
             retrieval, flagged = await self.target.retrieve(query), None
