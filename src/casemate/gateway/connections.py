@@ -71,7 +71,8 @@ class OpenConnections:
         waiting = len(self._waiting.get(_address(host), ()))
         if len(self._addresses) < self.limit or waiting <= max(FEW, self._most // 2):
             return True
-        if _is_proxy(host, self._proxies) or self._may_replace():
+        is_proxy = "*" in self._proxies or any(_contains(proxy, host) for proxy in self._proxies)
+        if is_proxy or self._may_replace():
             return True
         self._report_closed()
         return False
@@ -149,10 +150,6 @@ def _address(host: str) -> str:
     if ":" not in host or host.startswith("::ffff:"):
         return host
     return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8].hex()
-
-
-def _is_proxy(host: str, proxies: Collection[str]) -> bool:
-    return "*" in proxies or any(_contains(proxy, host) for proxy in proxies)
 
 
 def _contains(network: str, host: str) -> bool:

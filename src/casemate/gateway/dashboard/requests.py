@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,13 +53,11 @@ def latency_table(request: PageRequest, finished: Sequence[RequestRecord]) -> Ta
         Column("Operation"),
         Column("Count", lambda row: row.count, "count", True),
         Column("Mean", lambda row: row.mean, "mean", True),
-        *(Column(f"p{q:g}", _quantile(i), f"p{q:g}", True) for i, q in enumerate(100 * x for x in QUANTILES)),
+        Column("p50", lambda row: row.quantiles[0], "p50", True),
+        Column("p95", lambda row: row.quantiles[1], "p95", True),
+        Column("p99", lambda row: row.quantiles[2], "p99", True),
     )
     return request.table("Latency", columns, list(_latencies(request, finished)), name="latency")
-
-
-def _quantile(position: int) -> Callable[[Latency], float]:
-    return lambda row: row.quantiles[position]
 
 
 def _latencies(request: PageRequest, finished: Sequence[RequestRecord]) -> Iterator[Latency]:

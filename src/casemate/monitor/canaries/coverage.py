@@ -194,13 +194,9 @@ def measure_coverage(  # noqa: PLR0913  one call, one measurement
     regions = tuple(CorpusRegion(corpus.names[r], int(sizes[r]), covering.get(r, ())) for r in order)
     last = np.array([hits[-1].score if len(hits) == k else -1.0 for hits in found])
     covered = known & set[str]().union(*contexts.values())
-    sample = _sample_questions(questions, seed)
+    drawn = np.random.default_rng(seed).permutation(len(questions))[:MAX_QUESTIONS]
+    sample = [questions[i] for i in drawn]
     return Coverage(regions, len(covered) / len(known), _traffic_covered(embedder, vectors, last, sample))
-
-
-def _sample_questions(questions: Sequence[str], seed: int) -> list[str]:
-    order = np.random.default_rng(seed).permutation(len(questions))[:MAX_QUESTIONS]
-    return [questions[i] for i in order]
 
 
 def _traffic_covered(embedder: Embedder, vectors: Vector, last: Float64, questions: Sequence[str]) -> Estimate | None:

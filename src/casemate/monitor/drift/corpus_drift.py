@@ -184,7 +184,8 @@ def mean_shift(
     from_added = added * (1 + added / before.n)  # m itself is estimated from n documents
     from_removed = removed * (before.n - removed) / (before.n - 1)  # drawn without replacement
     expected = math.sqrt((from_added + from_removed) * before.trace) / max(after.n, 1)
-    p = _p_value(before, (distance / expected) ** 2) if expected else float(distance <= ROUNDING)
+    half = before.degrees_of_freedom / 2  # P(Q >= (distance / expected)^2 tr S)
+    p = gamma_sf(half * (distance / expected) ** 2, half) if expected else float(distance <= ROUNDING)
     top = after.top / before.top - 1 if before.top else 0.0
     return MeanShift(added, removed, distance, expected, p, after.trace - before.trace, top)
 
@@ -254,9 +255,3 @@ def _hypergeometric_cdf(held: int, wrong: int, checked: int, found: int) -> floa
 
 def _log_choose(n: int, k: int) -> float:
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-
-def _p_value(snapshot: MomentsSnapshot, ratio: float) -> float:
-    """P(Q >= ratio times tr S)."""
-    half = snapshot.degrees_of_freedom / 2
-    return gamma_sf(half * ratio, half)

@@ -189,7 +189,10 @@ def compute_trend(
         findings += persistent_failures(analyses[-1], watched, limits)
     runs = tuple(RunSummary(a.run, a.at, a.judged, len(a.failed), a.errors, a.p_value) for a in analyses)
     alarms = _alarm_episodes(analyses, history, watched)
-    return Trend(runs, _summaries(history, watched, state), tuple(findings), state, alarms)
+    asked = group_by((r for r in history if "~" not in r.run), lambda r: r.canary)
+    baselines = tuple(c.flakes for c in watched.canaries)
+    canaries = (_summary(c, asked.get(c.id, ()), state.canaries.get(c.id), baselines) for c in watched.canaries)
+    return Trend(runs, tuple(canaries), tuple(findings), state, alarms)
 
 
 def run_findings(
@@ -341,12 +344,6 @@ def _counts_by_run(
             found[WHOLE_SET][i] = analysis.state.pooled[-1]
         before = analysis.state.pooled
     return found
-
-
-def _summaries(history: Sequence[CanaryResult], watched: WatchedSet, state: CusumState) -> tuple[CanarySummary, ...]:
-    asked = group_by((r for r in history if "~" not in r.run), lambda r: r.canary)
-    baselines = tuple(c.flakes for c in watched.canaries)
-    return tuple(_summary(c, asked.get(c.id, ()), state.canaries.get(c.id), baselines) for c in watched.canaries)
 
 
 def _summary(
