@@ -3,11 +3,13 @@
 No language model. Plain RAG answers with the **extractive** reader (by words) over ten passages. Quorum answers are
 composed from the best sentences. Collections: a synthetic one, in which exactly r documents state a fact, and SQuAD, in
 which r of the best 24 passages contain the answer. An answer is correct if it contains a gold answer as whole words.
+The questions of both are asked in lower case and in title case, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import string
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +32,7 @@ K, FETCHED = 10, 60
 FACTS, EACH = 5, 30
 BINS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 24))
 BASE = Quorum(support=2, jitter=1, secret=Secret("secret of the benchmark"))
+WRITINGS = {"": str, ", lower case": str.lower, ", title case": string.capwords}
 SETTINGS = {
     "m=2": {},
     "m=2, J=2": {"jitter": 2},
@@ -53,9 +56,11 @@ def main() -> None:
     results: dict[str, Any] = {"reader": "extractive, by words", "k": K}
     for name, (documents, cases, bins) in collections.items():
         vectors = embedder.embed([d.content for d in documents])
-        found = list(_answers(documents, vectors, cases, embedder))
-        results[name] = {"documents": len(documents), "questions": len(cases)} | _table(cases, found, bins)
-        print(name, f"{time.process_time():.0f} CPU-s", file=sys.stderr, flush=True)
+        for label, written in WRITINGS.items():
+            asked = [replace(case, question=written(case.question)) for case in cases]
+            found = list(_answers(documents, vectors, asked, embedder))
+            results[name + label] = {"documents": len(documents), "questions": len(cases)} | _table(asked, found, bins)
+            print(name + label, f"{time.process_time():.0f} CPU-s", file=sys.stderr, flush=True)
     embedder.save()
     save("quorum_utility", results)
 

@@ -21,6 +21,7 @@ from casemate.guard.defenses.quorum.keywords import (
     Sentence,
     Word,
     _heading,
+    _spellings,
     best_sentences,
     lemma,
     read_text,
@@ -31,6 +32,7 @@ from casemate.guard.units import group_units
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.text.function_words import ENGLISH, function_words, languages_of
+from casemate.text.ordinary_words import _listed, may_be_name
 from casemate.text.source_names import LANGUAGES
 from casemate.text.tokens import content_words, stem
 from casemate.types import UNKNOWN, Document, Hit, Prompt, Query, Retrieval, Secret, SimilarityStats
@@ -390,10 +392,11 @@ def test_a_unit_states_at_most_l_words(units, most):
         assert len({item for item in said if isinstance(item, Word)}) <= most
 
 
-def test_a_unit_is_read_alone():
-    """What it states does not depend on the other units."""
+@pytest.mark.parametrize("asked", [QUESTION, QUESTION.lower(), "did vesna ashgrove open the sydney bridge?"])
+def test_a_unit_is_read_alone(asked):
+    """What it states, and whether it abstains, does not depend on the other units."""
     quorum, hits = Quorum(jitter=1), retrieval(BRIDGE).hits
-    question = AskedQuestion.of(QUESTION)
+    question = AskedQuestion.of(asked)
     alone = [quorum.statements_of_unit(question, [hit]) for hit in hits]
     assert alone == [quorum.statements_of_unit(question, [hit]) for hit in reversed(hits)][::-1]
 
@@ -424,6 +427,111 @@ def test_a_unit_about_another_person_with_the_same_first_name_abstains():
     assert not asked.has_names(asked.stems - {stem("ashgrove")})
     assert answer(others, question="Where does Vesna Ashgrove live?") == UNKNOWN
     assert answer(others, question="Where does Vesna live?") == "Mill Lane."
+
+
+FIRST_NAMES = ("vesna", "ann", "grace", "thandiwe", "mark")
+LAST_NAMES = ("ashgrove", "brook", "lee", "vasquez-prieto", "o'hanlon", "wittelsbach")
+WRITINGS = (
+    "where does {first} {last} live?",
+    "Where does {first} {last} live?",
+    "WHERE DOES {first} {last} LIVE?",
+    "Where Does {first} {last} Live?",
+    "where does {first} k. {last} live?",
+    "where does mr {first} {last} live?",
+    "where does {last}, {first} live?",
+    "what is {first} {last}'s address?",
+    "Where does {first} a. {last} live?",
+)
+PERSONS = st.lists(
+    st.tuples(st.sampled_from(FIRST_NAMES), st.sampled_from(LAST_NAMES)), min_size=2, max_size=9, unique=True
+)
+
+
+def named(writing, first, last):
+    """The question; with a capital in each word, the names have one, too."""
+    asked = writing.format(first=first, last=last)
+    return asked.upper() if "DOES" in writing else asked.title().replace("'S", "'s") if "Does" in writing else asked
+
+
+def no_record_decides_about_another(persons, writing):
+    """The record of one person must not decide what is said about another one."""
+    (first, last), *others = persons
+    texts = [
+        f"{one.title()} {two.title()} lives at {i} Mill Lane. The address was checked by {JOBS[i % 5]} {i}."
+        for i, (one, two) in enumerate(others)
+    ]
+    question = named(writing, first, last)
+    assert answer(texts, question=question) == UNKNOWN
+    assert answer([*texts, f"{first.title()} {last.title()} lives at 9 Mill Lane."], question=question) == UNKNOWN
+
+
+@given(PERSONS, st.sampled_from(WRITINGS))
+@settings(max_examples=120, deadline=None)
+def test_letter_case_does_not_decide_whether_records_about_others_are_heard(persons, writing):
+    no_record_decides_about_another(persons, writing)
+
+
+@pytest.mark.parametrize("writing", WRITINGS)
+def test_records_about_others_would_be_heard_without_the_pairs(writing, monkeypatch):
+    monkeypatch.setattr(AskedQuestion, "lacks_part", lambda self, stems, found: False)
+    with pytest.raises(AssertionError):
+        no_record_decides_about_another([("vesna", "ashgrove"), *(("vesna", name) for name in LAST_NAMES[1:])], writing)
+
+
+@pytest.mark.parametrize("writing", WRITINGS)
+def test_records_about_the_person_are_heard_in_any_letter_case(writing):
+    texts = [f"{start} Vesna Ashgrove lives at 7 Mill Lane, her address." for start in ("Note:", "Today", "Again")]
+    assert "Mill Lane" in answer(texts, question=named(writing, "vesna", "ashgrove"))
+
+
+ORDINARY = [f"{place} Vesna is employed as a welder." for place in ("In March", "Near Corby", "Since June")]
+
+
+@pytest.mark.parametrize("question", ["where does vesna work?", "Where Does Vesna Work?", "what does vesna earn?"])
+def test_an_ordinary_word_is_no_part_of_a_name(question, monkeypatch):
+    """Units need not contain it, although they write the word beside it with a capital."""
+    assert "welder" in answer(ORDINARY, question=question).lower()
+    monkeypatch.setattr("casemate.guard.defenses.quorum.keywords.may_be_name", lambda word: True)
+    assert answer(ORDINARY, question=question) == UNKNOWN
+
+
+def test_a_word_that_a_unit_writes_in_lower_case_is_no_name_there():
+    texts = [f"The flurnix has a wuzzle. It was sold by {job} in 1932." for job in ("Ann", "Ben", "Cid")]
+    question = "when was the wuzzle quabbit sold?"
+    assert "1932" in answer(texts, question=question)
+    assert answer([text.replace("wuzzle", "Wuzzle") for text in texts], question=question) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("question", "pairs"),
+    [
+        ("where does vesna ashgrove live?", [("vesna", "ashgrove")]),
+        ("vesna maria ashgrove salary", [("vesna", "maria"), ("maria", "ashgrove")]),
+        ("Where does Vesna Ashgrove live?", []),  # its capitals say which words are names
+        ("Where does Ashgrove, Vesna live?", [("ashgrove", "vesna")]),
+        ("Where does she live? who is vesna ashgrove", [("vesna", "ashgrove")]),
+        ("what did i ask vesna on 7 may 2020?", []),
+        ("wo wohnt vesna ashgrove?", []),  # its words are not listed
+        ("gdzie mieszka zofia wójcik?", []),
+        ("北桥 通行费 是多少", []),
+        ("أين تسكن فاطمة حسن", []),
+    ],
+)
+def test_pairs_of_a_question(question, pairs):
+    assert AskedQuestion.of(question).pairs == tuple((_spellings(one), _spellings(other)) for one, other in pairs)
+
+
+@pytest.mark.parametrize("question", ["Who is Will Lee?", "Is Ann in IT?", "What is Vitamin A?", "Describe Will Lee."])
+def test_a_name_with_a_function_word_is_no_title(question):
+    asked = AskedQuestion.of(question)
+    assert asked.names and not asked.pairs
+
+
+def test_the_listed_words_are_told_apart():
+    words, names = _listed()
+    assert len(words) > 4000 and len(names) > 400
+    assert not any(map(may_be_name, ("salary", "salaries", "stopped", "slowly", "live", "lives", "reorganization")))
+    assert all(map(may_be_name, (*names, *FIRST_NAMES, *LAST_NAMES)))
 
 
 @pytest.mark.parametrize(

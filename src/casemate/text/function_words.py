@@ -89,6 +89,15 @@ def languages_of(text: str) -> frozenset[str]:
     >>> sorted(languages_of("When does the bridge open?")), sorted(languages_of("Wann wird die Brücke geöffnet?"))
     (['en'], ['de'])
     """
+    counts = _counts(text)
+    most = max(counts.values(), default=0)
+    if most < _LEAST or counts[_ENGLISH] == most:
+        return frozenset((_ENGLISH,))
+    return frozenset(name for name, count in counts.items() if count >= _SHARE * most)
+
+
+def _counts(text: str) -> Counter[str]:
+    """The number of function words of each language."""
     read = text[:_READ]
     found = WORD.findall(read)
     found[:1] = map(str.lower, found[:1])
@@ -96,10 +105,20 @@ def languages_of(text: str) -> frozenset[str]:
     if "'" in read or "’" in read:
         elided = len(_ELIDED.findall(read))
         counts.update(dict.fromkeys(_ELIDING, elided))
+    return counts
+
+
+def is_english(text: str) -> bool:
+    """Whether no other language has more function words in a text, and it has one, or ASCII characters only.
+
+    Unlike ``languages_of``, one function word decides.
+
+    >>> [is_english(text) for text in ("where is müller?", "vesna salary", "wo ist vesna?", "gehałt müller")]
+    [True, True, False, False]
+    """
+    counts = _counts(text)
     most = max(counts.values(), default=0)
-    if most < _LEAST or counts[_ENGLISH] == most:
-        return frozenset((_ENGLISH,))
-    return frozenset(name for name, count in counts.items() if count >= _SHARE * most)
+    return counts[_ENGLISH] == most if most else text.isascii()
 
 
 @lru_cache(maxsize=_CACHED)

@@ -11,12 +11,13 @@ import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 from casemate.text.answering import TYPES, Question
-from casemate.text.function_words import ENGLISH, function_words, languages_of, without_elision
+from casemate.text.function_words import ENGLISH, function_words, is_english, languages_of, without_elision
 from casemate.text.markup import without_escapes, without_links
+from casemate.text.ordinary_words import may_be_name
 from casemate.text.sentences import sentences
 from casemate.text.tokens import LETTERS, UNSPACED, FunctionCache, stem
 from casemate.text.unspaced import SPACELESS, Piece, asked_parts, is_spaceless, pieces, spans, text_parts
@@ -42,9 +43,14 @@ _NUMBERING = re.compile(
     r"([ \t>#]*(?:[-*+•][ \t]{1,9})?)(?:\d{1,3}[.)]|\((?:\d{1,3}|[a-z]{1,3})\)|[a-z]{1,2}\))(?=[ \t]+\S)"
 )
 """The number or letter of a list item or paragraph: it counts items, and is no number that the text states."""
+_INITIAL = re.compile(r"(?<=\w) [^\W\d_](?:\.|(?=\s))(?=\s\w)")
+"""An initial between two words."""
+_DIGIT = re.compile(r"\d")
 _FIRST_PERSON = frozenset("I I'm I've I'll I'd I’m I’ve I’ll I’d".split())
 _PRONOUNS = _FIRST_PERSON | frozenset("Sie Ihnen Ihr Ihre Ihrem Ihren Ihrer".split())
 """Pronouns with a capital inside a sentence. They are no names."""
+_UNNAMING = ENGLISH - frozenset("a it long may us will".split())
+"""Function words but those that with a capital are parts of names, as in *Will Lee*, *IT* and *Vitamin A*."""
 MIN_COVERAGE = 0.5
 """Share of the question's words that a unit must contain; below it, the unit abstains.
 
@@ -168,6 +174,7 @@ class AskedQuestion:
         stems: Stems of its content words.
         names: Those of names and numbers.
         required: Those of each word of names of several words, in its spellings. A unit without one abstains.
+        pairs: The same of neighboring words that may be a name, where letter case does not tell; see ``_name_pairs``.
         lemmas: Its lemmas: words that an answer may repeat.
         type: Position of the expected type of answer in ``answering.TYPES``; None: open.
         lower: The text in lower case.
@@ -177,6 +184,7 @@ class AskedQuestion:
     stems: frozenset[str]
     names: frozenset[str]
     required: tuple[frozenset[str], ...]
+    pairs: tuple[tuple[frozenset[str], frozenset[str]], ...]
     lemmas: frozenset[str]
     type: int | None
     lower: str
@@ -186,11 +194,13 @@ class AskedQuestion:
     def of(cls, text: str) -> AskedQuestion:
         """Reads a question."""
         text = _composed(text)
+        text = text.lower() if _is_title(text) else text  # its capitals mark no names
         languages = languages_of(text)
         plain, known = without_elision(_plain(text), languages), function_words(languages)
         read = [(s, Sentence(s, known).tokens) for s in sentences(plain)]
         tokens = [t for _, found in read for t in found]
         required = (w for s, found in read for t in found if " " in t.written for w in _required(t, s, known))
+        pairs = _name_pairs([s for s, _ in read], known) if is_english(plain) else []
         kind = Question(text).type
         place = None if kind is None else TYPES.index(kind)
         lemmas = {t.lemma for t in tokens} | {lemma(w) for t in tokens for w in t.written.split()}
@@ -198,7 +208,7 @@ class AskedQuestion:
         stems = frozenset().union(*(parts for _, parts in asked))
         names = frozenset().union(*(parts for t, parts in asked if t.named))
         least = SPACELESS_COVERAGE if any(map(is_spaceless, stems)) else MIN_COVERAGE
-        return cls(stems, names, (*required,), frozenset(lemmas), place, text.lower(), least)
+        return cls(stems, names, (*required,), (*pairs,), frozenset(lemmas), place, text.lower(), least)
 
     def coverage(self, stems: frozenset[str]) -> float:
         """Returns the share of its words among some stems, in [0, 1]; names and numbers weigh ``NAME_WEIGHT``.
@@ -225,6 +235,24 @@ class AskedQuestion:
     def _has_full_names(self, stems: frozenset[str]) -> bool:
         return not any(stems.isdisjoint(word) for word in self.required)
 
+    def lacks_part(self, stems: frozenset[str], found: Sequence[Sentence]) -> bool:
+        """Whether a unit lacks a part of a name in a question whose letter case marks no names.
+
+        That is both words of a pair, or one of them, if it writes the other one with a capital only: it is about
+        another person with this name.
+
+        Args:
+            stems: Stems of the unit.
+            found: Its sentences.
+        """
+        if not self.pairs:
+            return False
+        wanted = frozenset().union(*(word for pair in self.pairs for word in pair))
+        parts = [w for s in found if not s.stems.isdisjoint(wanted) for w in TOKEN.findall(s.text)]
+        lower = frozenset(stem(word.lower()) for word in parts if not word[0].isupper())
+        held = ([word for word in pair if not stems.isdisjoint(word)] for pair in self.pairs)
+        return any(len(words) < 2 and all(map(lower.isdisjoint, words)) for words in held)
+
     def repeats(self, token: Token) -> bool:
         """Whether a token consists of words of the question."""
         return token.stems <= self.stems
@@ -250,9 +278,56 @@ def _required(token: Token, sentence: str, known: Collection[str]) -> list[froze
 
     At the start of a sentence the first word may be a verb, as in *Describe Ann Lee*, and is left out, too.
     """
-    words = token.written.lower().replace("’", "'").split()[sentence.startswith(token.written) :]
-    bare = [word.removesuffix("'s") for word in words if word not in known]
-    return [frozenset(stem(word + ending) for ending in ("", "'s", "’s")) for word in bare]
+    words = token.written.lower().split()[sentence.startswith(token.written) :]
+    return [_spellings(word) for word in words if word not in known]
+
+
+def _bare(word: str) -> str:
+    """A word in lower case without a possessive ending."""
+    return word.lower().replace("’", "'").removesuffix("'s")
+
+
+def _spellings(word: str) -> frozenset[str]:
+    """The stems of a word with and without a possessive ending."""
+    return frozenset(stem(_bare(word) + ending) for ending in ("", "'s", "’s"))
+
+
+def _inner_words(text: str) -> list[str]:
+    """The words of a text but the first of each sentence, numbers and pronouns with a capital."""
+    words = (word for s in sentences(text) for word in TOKEN.findall(s)[1:])
+    return [word for word in words if word not in _PRONOUNS and not word[0].isdigit()]
+
+
+def _is_title(text: str) -> bool:
+    """Whether all content words of a question have a capital, and its first function word: *Where Is Ann Lee?*.
+
+    The first word of a sentence does not count.
+    """
+    inner = _inner_words(text)
+    content = [word for word in inner if word.lower() not in ENGLISH]
+    verbs = [word for word in inner if word.lower() in _UNNAMING]
+    return all(word[0].isupper() for word in [*content, *verbs[:1]]) and bool(content and verbs)
+
+
+def _name_pairs(found: Sequence[str], known: Collection[str]) -> Iterator[tuple[frozenset[str], frozenset[str]]]:
+    """Pairs of neighboring words of sentences that may be parts of a name, in an English question.
+
+    Without a capital inside a sentence, words that may be names count (``may_be_name``). An initial between them is
+    ignored, as in *ann k. lee*. With capitals, only names with a comma count, as in *Lee, Ann*.
+    """
+    cased = any(word[0].isupper() for s in found for word in _inner_words(s))
+    for sentence in found:
+        parts = _PARTS.split(_INITIAL.sub("", sentence))
+        words = [(between, word, _bare(word)) for between, word in zip(parts[::2], parts[1::2], strict=False)]
+        for (_, one, first), (between, other, second) in pairwise(words):
+            joined = between == ", " and one[0].isupper() and other[0].isupper() if cased else between in (" ", ", ")
+            if joined and all(_is_name_part(word, known) for word in (first, second)):
+                yield _spellings(first), _spellings(second)
+
+
+def _is_name_part(word: str, known: Collection[str]) -> bool:
+    """Whether a word in lower case may be a part of a name. Scripts without letter case are left out."""
+    return word not in known and word.upper() != word and not _DIGIT.search(word) and may_be_name(word)
 
 
 def lemma(word: str) -> str:
@@ -416,7 +491,8 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
     if question.coverage(question.possible_stems(f"{title}\n{text}")) < question.least:
         return ()
     found, heading = read_text(text), _heading(title)
-    if not found or question.coverage(heading.union(*(s.stems for s in found))) < question.least:
+    stems = heading.union(*(s.stems for s in found))
+    if not found or question.coverage(stems) < question.least or question.lacks_part(stems, found):
         return ()
     ranked = _ranked(question, found, heading)
     chosen = sorted(i for worth, i in ranked[:most] if worth > 0)
@@ -430,7 +506,8 @@ def excerpt(question: AskedQuestion, unit: Document, most: int) -> Document | No
     not occur, since a model may use synonyms. The result depends on this unit and the question alone.
     """
     found, heading = read_text(unit.text), _heading(unit.title)
-    if not question.has_names(heading.union(*(s.stems for s in found))):
+    stems = heading.union(*(s.stems for s in found))
+    if not question.has_names(stems) or question.lacks_part(stems, found):
         return None
     if len(found) <= most:
         return unit
