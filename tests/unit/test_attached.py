@@ -25,7 +25,7 @@ from casemate.backends.sidecar.row_inventory import SourceGrouping, inventory_pa
 from casemate.cli import cli
 from casemate.cli.attach import AttachReport
 from casemate.errors import BackendError, CapabilityError, ConfigError, DataError
-from casemate.maths.moments import CorpusMoments
+from casemate.maths.moments import CorpusMoments, without_documents
 from casemate.maths.vectors import normalize
 from casemate.protocols import CollectionPage
 from casemate.types import Document
@@ -378,7 +378,8 @@ def test_the_previous_scan_is_active_until_the_next_is_complete(tmp_path, monkey
     work = lambda: opened(FolderCollection(tmp_path / "collection", DIM, Death(4, ["page"])), tmp_path).attach()  # noqa: E731
     assert killed(work)
     assert np.array_equal(index.moments().scatter, before.scatter)
-    assert index.search(q, 3).similarity_stats.n == 200
+    found = index.search(q, 3)
+    assert found.similarity_stats.n == 200 + sum(h.document.text == "new" for h in found.hits)
     index.attach()
     assert agrees(index)
     assert index.search(q, 3).similarity_stats.n == 300
@@ -489,6 +490,21 @@ def test_rows_of_other_programs_are_not_overwritten(attached) -> None:
 # Changes by other programs
 
 
+def test_leaving_out_a_row_of_another_program_leaves_the_statistics_of_the_others(tmp_path) -> None:
+    """Also where it is far from all others: a variance near 0 would make every document seem too close."""
+    collection, q = FolderCollection(tmp_path / "collection", DIM), normalize(np.ones((1, DIM), np.float32))[0][0]
+    others = vectors(1, 40)
+    others = normalize(others - 0.95 * (others @ q)[:, None] * q)[0]  # none is similar to the question
+    for i, v in enumerate(others):
+        collection.put(Document(f"d{i:03}#0", f"text {i}"), v)
+    index = opened(collection, tmp_path)
+    index.attach()
+    collection.put(Document("theirs#0", "new"), q)
+    found = without_documents(index.search(q, 5), lambda document: document.id == "theirs#0").similarity_stats
+    assert (found.n, found.mean) == (40, pytest.approx((others @ q).mean(), abs=1e-6))
+    assert found.std == pytest.approx((others @ q).std(), abs=1e-6)
+
+
 @pytest.mark.parametrize("share", [0.01, 0.04])
 def test_foreign_writes_bias_the_moments_by_a_bounded_amount_until_the_next_scan(tmp_path, share) -> None:
     """With a share p of unknown rows, the mean is off by at most 2p and the variance by 4p."""
@@ -501,7 +517,7 @@ def test_foreign_writes_bias_the_moments_by_a_bounded_amount_until_the_next_scan
     found = index.search(q, 3)
     p = count / (200 + count)
     true = true_moments(index).similarity_stats(q)
-    assert found.similarity_stats.n == 200
+    assert found.similarity_stats.n == 200 + min(count, 3)  # those that were found
     assert abs(found.similarity_stats.mean - true.mean) <= 2 * p
     assert abs(found.similarity_stats.std**2 - true.std**2) <= 4 * p
     assert found.hits[0].document.source == found.hits[0].document.id.partition("#")[0]  # by the source rules

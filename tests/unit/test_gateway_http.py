@@ -18,6 +18,7 @@ import pytest
 
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.backends.generators.openai import OpenAIGenerator
+from casemate.errors import DataError
 from casemate.gateway import state
 from casemate.gateway.auth.keys import ApiKeyStore
 from casemate.gateway.errors import to_api_error
@@ -511,6 +512,25 @@ def test_a_failed_backend_gives_503_without_details(tmp_path, stream, caplog):
     assert int(answer.headers["retry-after"]) > 0
     assert "secret" not in answer.text
     assert "host" not in answer.text
+    logged = [r.getMessage() for r in caplog.records if answer.headers["x-request-id"] in r.getMessage()]
+    assert len(logged) == 1
+    assert "BackendError" in logged[0]
+    assert "secret" not in logged[0]
+
+
+def test_the_log_says_why_an_index_is_not_searched(tmp_path, caplog, monkeypatch):
+    app = make(tmp_path)
+
+    def drifted(*_):
+        raise DataError("table docs has 83 rows: run 'casemate attach'")
+
+    monkeypatch.setattr(app.index, "search", drifted)
+    with client(app, key(app)) as http:
+        answer = http.post("/v1/chat/completions", json=chat("x"))
+        assert http.post("/v1/chat/completions", json=chat("x" * 20_001)).status_code == 400
+    assert answer.status_code == 503
+    assert "docs" not in answer.text
+    assert ["run 'casemate attach'" in r.getMessage() for r in caplog.records if "failed" in r.getMessage()] == [True]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import re
+import sqlite3
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +28,7 @@ from casemate.protocols import Defense
 from casemate.rag.pipeline import Rag
 from casemate.types import Document
 from tests.fakes import WORDS, BagOfWords, Memory, Parrot, documents
+from tests.postgres import database, sql
 
 CORPUS = documents(800)
 QUESTION = "amber heron quartz ferry"
@@ -342,3 +346,43 @@ class TestQuarantine:
         with pytest.raises(BackendError, match="did not confirm"):
             world.add(gate, [*poison(1), *benign(3)])
         assert len(world.indexed()) == 800
+
+
+def statement_of_the_page(source):
+    """The statement that removes the quarantined text of a source, as docs/how-to/operate.md gives it."""
+    page = Path(__file__).parents[2] / "docs/how-to/operate.md"
+    (found,) = re.findall(r"^DELETE FROM casemate_events WHERE kind = 'quarantine' .*;$", page.read_text(), re.M)
+    return found.replace("NAME", source)
+
+
+def held(name):
+    return [ScreeningResult(Document(name, f"the walnut of {name}", source=name), 3.0, 2.0, ("odd",), {})]
+
+
+def quarantine_two(store):
+    """Holds two sources, and decides about one of them."""
+    quarantine = Quarantine(store)
+    quarantine.approve(quarantine.add(held("a.md"), "default").key)
+    quarantine.add(held("b.md"), "default")
+
+
+def test_the_text_of_a_quarantined_source_can_be_removed_from_a_file(tmp_path):
+    path = tmp_path / "e.db"
+    with contextlib.closing(SqlEventStore(path=path)) as store:
+        quarantine_two(store)
+    assert b"walnut of a.md" in path.read_bytes()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute(statement_of_the_page("a.md"))
+        db.execute("VACUUM")
+    assert b"walnut of a.md" not in b"".join(one.read_bytes() for one in tmp_path.iterdir())
+    with contextlib.closing(SqlEventStore(path=path)) as store:
+        assert [one.source for one in Quarantine(store).all().values()] == ["b.md"]
+
+
+def test_the_text_of_a_quarantined_source_can_be_removed_from_postgres(postgres_url):
+    with database(postgres_url) as url:
+        with contextlib.closing(SqlEventStore(url=url)) as store:
+            quarantine_two(store)
+        sql(url, statement_of_the_page("a.md"))
+        with contextlib.closing(SqlEventStore(url=url)) as store:
+            assert [one.source for one in Quarantine(store).all().values()] == ["b.md"]

@@ -82,6 +82,8 @@ def test_leave_one_out_equals_statistics_of_the_others(n, seed, spread, mean):
     assert found.n == n - 1
     assert found.mean == pytest.approx(rest.mean(), abs=1e-12)
     assert found.std == pytest.approx(rest.std(), abs=1e-10)
+    whole = moments_module.add_one(SimilarityStats(n - 1, rest.mean(), rest.std()), top)
+    assert (whole.n, whole.mean, whole.std) == (n, pytest.approx(s.mean()), pytest.approx(s.std()))
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,19 @@ def test_observe_mode_changes_nothing_in_a_turn(calibration):
     observed.protection.close()
 
 
+@pytest.mark.parametrize("mode", ["observe", "off"])
+def test_retrievers_that_combine_others_return_everything_without_enforcement(calibration, mode):
+    defenses = [mirabel(calibration=calibration, session_hours=0)]
+    made = guarded(filled(), config=config(defenses=defenses, mode=mode), fit=False)
+    leg, bare = (s.as_retriever(search_kwargs={"k": 3}) for s in (made, filled()))
+    docstore = {name: text_of(name) for name in ("d4", "d5")}
+    for question in (text_of("d4"), HARMLESS):
+        assert guarded(Rewriter(retriever=leg)).invoke(question) == Rewriter(retriever=bare).invoke(question)
+        parents = guarded(Parents(retriever=leg, docstore=docstore)).invoke(question)
+        assert parents == Parents(retriever=bare, docstore=docstore).invoke(question)
+    made.protection.close()
+
+
 def test_legs_of_chains_and_tools_are_found(store):
     bare = filled()
     chain = RunnablePassthrough() | {"context": bare.as_retriever(), "question": RunnablePassthrough()}

@@ -97,6 +97,15 @@ def test_benign_questions_get_the_nodes_of_the_unguarded_fusion(leg):
     assert ids(guarded(fusion(leg)).retrieve(HARMLESS)) == ids(fusion(bare).retrieve(HARMLESS))
 
 
+def test_a_fusion_returns_everything_in_observe_mode(calibration):
+    settings = config(defenses=[mirabel(calibration=calibration, session_hours=0)], mode="observe")
+    observed = guarded(filled(), config=settings, fit=False, similarity_top_k=3)
+    bare = filled().as_retriever(similarity_top_k=3)
+    for question in (text_of("d4"), HARMLESS):
+        assert ids(guarded(fusion(observed)).retrieve(question)) == ids(fusion(bare).retrieve(question))
+    observed.protection.close()
+
+
 def test_a_hybrid_fusion_with_an_unguarded_leg_is_refused_by_its_name(leg):
     hybrid = fusion(leg, ByWord())
     assert "d4" in ids(hybrid.retrieve(text_of("d4")))

@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from casemate.errors import ConfigError, DataError, QueryError
 from casemate.gateway import errors
 from casemate.gateway.auth.keys import ApiKey
 from casemate.gateway.body_reader import ANONYMOUS, BodyReader
@@ -149,10 +150,15 @@ def _has_long_body(headers: Headers) -> bool:
 
 
 def log_failure(error: Exception, context: RequestContext) -> None:
-    """Logs a failure without its message, which may contain a client's text. An ``ApiError`` is not logged."""
-    if isinstance(error, ApiError):
+    """Logs a failure; an ``ApiError`` and a ``QueryError`` are the client's and are not logged.
+
+    The message is logged only if it is about configuration or data. Others may contain a client's text.
+    """
+    if isinstance(error, ApiError | QueryError):
         return
     frames = [
         f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
     ]
-    _log.error("request %s failed: %s at %s", context.id, type(error).__name__, " > ".join(frames[-6:]))
+    message = f": {error}" if isinstance(error, ConfigError | DataError) else ""
+    where = " > ".join(frames[-6:])
+    _log.error("request %s failed: %s at %s%s", context.id, type(error).__name__, where, message)

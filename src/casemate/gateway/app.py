@@ -16,7 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from casemate.errors import CasemateError
-from casemate.gateway.admission import MCP, AdmissionMiddleware
+from casemate.gateway.admission import MCP, AdmissionMiddleware, log_failure
 from casemate.gateway.api import chat, documents, operation, retrieve, traces
 from casemate.gateway.dashboard.page import ROOT
 from casemate.gateway.dashboard.site import make_dashboard
@@ -24,7 +24,7 @@ from casemate.gateway.errors import ANY_REQUEST, WITH_KEY, JsonResponse, documen
 from casemate.gateway.mcp.memory import own_tools
 from casemate.gateway.mcp.server import HttpEndpoint
 from casemate.gateway.mcp.tools import ToolSet
-from casemate.gateway.state import Gateway
+from casemate.gateway.state import Gateway, get_context
 from casemate.system import App
 
 BEARER = Depends(HTTPBearer(auto_error=False, description="An API key from `casemate key create`."))
@@ -87,7 +87,9 @@ def make_app(app: App, make_tools: Callable[[Gateway], ToolSet] = own_tools) -> 
     return api
 
 
-async def _error_response(_: Request, error: Exception) -> Response:
+async def _error_response(request: Request, error: Exception) -> Response:
+    if isinstance(error, CasemateError):  # others are raised again, and logged by the middleware
+        log_failure(error, get_context(request.scope))
     return to_api_error(error).response()
 
 

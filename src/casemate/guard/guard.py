@@ -11,7 +11,7 @@ import copy
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -249,7 +249,6 @@ class Guard:
         with self._timed("embed"), question_arrived():
             vector = await self.rag.encode(query, lambda: self._sync(failed))
         wanted = query.k + self._lookahead + 2 * self._max_hidden
-        current = current_turn() if self.enforce else None
         while True:
             with self._timed("search"):
                 found = await self._search(query, vector, wanted)
@@ -260,13 +259,18 @@ class Guard:
         kept, verdicts, hidden = defended
         context = _without_unreadable(kept, found) if self.enforce else found
         context = replace(context, hits=context.hits[: query.k])
-        if current is not None:
-            current.withhold((h.document for h in found.hits if h.document.id in hidden), self.index, query.tenant)
-            context = (
-                replace(context, hits=()) if current.refused else current.visible(context, self.index, query.tenant)
-            )
+        if (current := current_turn()) is not None:
+            if self.enforce:
+                context = self._without_withheld(current, query, found, context, hidden)
             current.show(context.hits, self.index, query.tenant)
         return context, tuple(self._log(query, v) for v in verdicts)
+
+    def _without_withheld(
+        self, current: Turn, query: Query, found: Retrieval, context: Retrieval, hidden: Collection[str]
+    ) -> Retrieval:
+        """The context without what this or another query of the turn withholds."""
+        current.withhold((h.document for h in found.hits if h.document.id in hidden), self.index, query.tenant)
+        return replace(context, hits=()) if current.refused else current.visible(context, self.index, query.tenant)
 
     async def _search(self, query: Query, vector: Vector, wanted: int) -> Retrieval:
         """Fetches at least so many hits, and enough that k remain whichever sources the defenses hide.

@@ -27,11 +27,14 @@ class ClientIdentity:
         client: Name or number of the person or service.
         tenant: Separates clients of the same name. It does not select documents; use filters for that.
         groups: Groups of the client, for the rules of ``guard.audience``.
+        labels: Access labels of the client. A document with ``acl`` in its metadata is only for clients with one of
+            its labels.
     """
 
     client: str = ""
     tenant: str = ""
     groups: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -45,18 +48,22 @@ _ASKER: ContextVar[ClientIdentity] = ContextVar("casemate_asker", default=ANONYM
 
 
 @contextmanager
-def client_context(client: str = "", tenant: str = "", groups: Sequence[str] = ()) -> Iterator[None]:
+def client_context(
+    client: str = "", tenant: str = "", groups: Sequence[str] = (), labels: Sequence[str] = ()
+) -> Iterator[None]:
     """Sets the client for every retrieval inside the block, in all frameworks.
 
-    Empty: that outside the block; the groups, only if the client is the same. See ``ClientIdentity``.
+    Empty: that outside the block; groups and labels, only if the client is the same. See ``ClientIdentity``.
 
     Raises:
         ConfigError: If a name is not a text.
     """
-    if isinstance(groups, str) or not all(isinstance(group, str) for group in groups):
-        raise ConfigError("groups must be a list of texts")
+    for name, values in (("groups", groups), ("labels", labels)):
+        if isinstance(values, str) or not all(isinstance(value, str) for value in values):
+            raise ConfigError(f"{name} must be a list of texts")
     found = client_identity(client, tenant)
-    token = _ASKER.set(replace(found, groups=tuple(groups)) if groups else found)
+    found = replace(found, groups=tuple(groups) or found.groups, labels=tuple(labels) or found.labels)
+    token = _ASKER.set(found)
     try:
         yield
     finally:
@@ -74,7 +81,7 @@ def client_identity(client: Any = "", tenant: Any = "") -> ClientIdentity:
             raise ConfigError(f"casemate_{name} is a {type(value).__name__}; give a text")
     around = _ASKER.get()
     found = ClientIdentity(str(client) or around.client, str(tenant) or around.tenant)
-    return replace(found, groups=around.groups) if found.name == around.name else found
+    return replace(found, groups=around.groups, labels=around.labels) if found.name == around.name else found
 
 
 class Guarded:

@@ -450,7 +450,9 @@ def _protections(part: Any) -> dict[int, Protection]:
 
 def _composed(query: str, documents: Sequence[Document]) -> tuple[GuardedQuery, list[FrameworkDocument]]:
     """The arguments of ``Protection.deliver`` for documents that are not in the store. Each is named by its text."""
-    rows = [FrameworkDocument(text_digest(d.page_content).hex(), d.page_content, native=d) for d in documents]
+    rows = [
+        FrameworkDocument(text_digest(d.page_content).hex(), d.page_content, d.metadata, native=d) for d in documents
+    ]
     return GuardedQuery(query, None, len(rows), _identity({})), rows
 
 
@@ -492,14 +494,14 @@ def _identity(kwargs: dict[str, Any]) -> ClientIdentity:
 def _configured(config: RunnableConfig, found: ClientIdentity) -> ClientIdentity:
     held = {**(config.get("metadata") or {}), **(config.get("configurable") or {})}
     said = client_identity(held.get("casemate_client") or "", held.get("casemate_tenant") or "")
-    groups = found.groups if found.client else said.groups
-    return ClientIdentity(found.client or said.client, found.tenant or said.tenant, groups)
+    rights = found if found.client else said
+    return ClientIdentity(found.client or said.client, found.tenant or said.tenant, rights.groups, rights.labels)
 
 
 def _asking(config: RunnableConfig | None) -> AbstractContextManager[None]:
     """Sets the client of a run's config for the block."""
     found = _configured(ensure_config(config), ClientIdentity())
-    return client_context(found.client, found.tenant, found.groups)
+    return client_context(found.client, found.tenant, found.groups, found.labels)
 
 
 def _scored(rows: Sequence[FrameworkDocument]) -> list[tuple[Document, float]]:

@@ -118,7 +118,7 @@ def _members(part: Any) -> Iterator[tuple[str, Any]]:
 
 def _client(bundle: QueryBundle) -> Any:
     who = client_identity(getattr(bundle, "casemate_client", ""), getattr(bundle, "casemate_tenant", ""))
-    return client_context(who.client, who.tenant, who.groups)
+    return client_context(who.client, who.tenant, who.groups, who.labels)
 
 
 def _allowed(current: Turn, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:

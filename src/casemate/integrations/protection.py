@@ -52,7 +52,7 @@ from casemate.monitor.service import OWN, open_tenant_screening
 from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, Progress
 from casemate.rag.pipeline import Rag, require_answerable
 from casemate.system import audience_policy, calibrate_guard
-from casemate.types import DEFAULT_TENANT, UNKNOWN, Document, Hit, Outcome, Prompt, Query, Retrieval, Vector
+from casemate.types import ACL, DEFAULT_TENANT, UNKNOWN, Document, Hit, Outcome, Prompt, Query, Retrieval, Vector
 
 log = logging.getLogger("casemate.integrations")
 PROGRESS_S = 10.0  # seconds between two lines of progress
@@ -69,6 +69,10 @@ NO_CLIENT = (
     f"a question names no client. All such questions count as one client, {ANONYMOUS!r}: they share every budget, and "
     "what is withheld from one of them is withheld from all. Name the client of each question: with "
     "client_context(client=...) of casemate.integrations.guarded_query"
+)
+NO_LABEL = (
+    f"a document names access labels ({ACL}) that the client of the question lacks, and is not returned. Name the "
+    "labels of each client: with client_context(client=..., labels=[...]) of casemate.integrations.guarded_query"
 )
 
 
@@ -150,7 +154,7 @@ class Protection:
             self.close = weakref.finalize(self, opened.pop_all().close)
         self._questions: Sequence[str] | None = None if fit is False else () if fit is True else fit
         self._acts, self._acts_not = self._scope()
-        self._has_warned = False
+        self._warned = set[str]()
         self._fitting, self._unfit = threading.Lock(), bool(self.due)
         log.info("%s: %s", store.name, self.protection_report)
         if path is None:
@@ -327,14 +331,26 @@ class Protection:
 
     def _query_of(self, asked: GuardedQuery) -> Query:
         """The query of a question. Warns once, at the first question without a client."""
-        if not asked.identity.client and not self._has_warned and self.config.guard.mode != "off":
-            self._has_warned = True
-            log.warning("%s: %s", self.store.name, NO_CLIENT)
-        return Query(asked.text, asked.identity.name, k=asked.k, groups=frozenset(asked.identity.groups))
+        if not asked.identity.client and self.config.guard.mode != "off":
+            self._warn_once(NO_CLIENT)
+        return _query(asked.identity, asked.text, asked.k)
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s: %s", self.store.name, text)
+
+    def _may_read(self, query: Query, document: Document) -> bool:
+        """Whether the client's labels give access to a document. Warns at the first that they do not."""
+        if query.may_read(document):
+            return True
+        self._warn_once(NO_LABEL)
+        return False
 
     async def _delivered(self, query: Query, rows: Sequence[FrameworkDocument]) -> list[FrameworkDocument]:
         """The documents as the application may have them. Its model reads them whole, so the client may see all."""
         documents = [ReleasedDocument(r.id, r.text) if r.released else whole_document_of(r) for r in rows]
+        documents = [d for d in documents if self._may_read(query, d)]  # parents may have labels that passages lack
         given = await self.guard.deliver(query, documents)
         texts = {(d.id, isinstance(d, ReleasedDocument)): d.text for d in given}  # both may have one id
         return [r._replace(text=texts[r.id, r.released]) for r in rows if (r.id, r.released) in texts]
@@ -388,6 +404,9 @@ class Protection:
             found, _ = await guard.retrieve(query)
         finally:
             CURRENT_QUERY.reset(token)
+        for row in asked.found.values():
+            if ACL in row.metadata:  # else no document is built
+                self._may_read(query, document_of(row))  # warns: a search leaves such a document out
         return [_row_of(asked.found.get(h.document.id), h) for h in found.hits]
 
     def withheld(self, identity: ClientIdentity) -> Collection[str]:
@@ -404,11 +423,10 @@ class Protection:
 
     def readable(self, identity: ClientIdentity, documents: Iterable[tuple[str, Mapping[str, Any]]]) -> frozenset[str]:
         """Ids of the documents, given with their metadata, that a client may read in full."""
-        query = Query("", identity.name, groups=frozenset(identity.groups))
-        audience, every = self.guard.audience, not self.guard.enforce or not self.guard.audience.restricts(query)
-        return frozenset(
-            name for name, held in documents if every or audience.entitles(query, Document(name, "", metadata=held))
-        )
+        query, audience = _query(identity), self.guard.audience
+        every = not self.guard.enforce or not audience.restricts(query)
+        named = (Document(name, "", metadata=held) for name, held in documents)
+        return frozenset(d.id for d in named if self._may_read(query, d) and (every or audience.entitles(query, d)))
 
     def sources(self, ids: Iterable[str]) -> dict[str, str]:
         """Source of each document, as grouped by the guard. Unknown ids are omitted."""
@@ -445,6 +463,11 @@ class Protection:
                 yield
             self.texts.update(ids)
             self._check()
+
+
+def _query(identity: ClientIdentity, text: str = "", k: int = 1) -> Query:
+    labels, groups = frozenset(identity.labels), frozenset(identity.groups)
+    return Query(text, identity.name, k=k, labels=labels, groups=groups)
 
 
 class Protected(Guarded):

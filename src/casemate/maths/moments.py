@@ -24,6 +24,14 @@ def leave_one_out(similarity_stats: SimilarityStats, score: float) -> Similarity
     return SimilarityStats(n - 1, mean, math.sqrt(max(squares / (n - 1), 0.0)))
 
 
+def add_one(similarity_stats: SimilarityStats, score: float) -> SimilarityStats:
+    """Statistics of n similarities and one more: the inverse of ``leave_one_out``."""
+    n = similarity_stats.n + 1
+    mean = similarity_stats.mean + (score - similarity_stats.mean) / n
+    squares = (n - 1) * similarity_stats.std**2 + (score - similarity_stats.mean) ** 2 * (n - 1) / n
+    return SimilarityStats(n, mean, math.sqrt(squares / n))
+
+
 def without_documents(retrieval: Retrieval, gone: Callable[[Document], bool]) -> Retrieval:
     """The retrieval as if documents that are ``gone`` were not in the corpus: hits and similarity statistics."""
     kept, similarity_stats = [], retrieval.similarity_stats

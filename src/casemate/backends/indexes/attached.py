@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,9 +38,9 @@ from casemate.backends.sidecar.sidecar_database import (
     SqliteSidecarDatabase,
 )
 from casemate.errors import BackendError, CapabilityError, ConfigError, DataError
-from casemate.maths.moments import CorpusMoments
+from casemate.maths.moments import CorpusMoments, add_one
 from casemate.protocols import Index, TransactionalCollection, VectorCollection
-from casemate.types import DEFAULT_TENANT, Document, Hit, Retrieval, Vector
+from casemate.types import DEFAULT_TENANT, Document, Hit, Retrieval, SimilarityStats, Vector
 
 SELECTING = ("database", "tenant", "where", "only")
 """Options of collections that select rows: with other values, it is another collection."""
@@ -216,9 +216,21 @@ class AttachedIndex(Index):
             ]
             kept.sort(key=lambda h: (-h.score, entries[h.document.id].age if h.document.id in entries else 1 << 62))
             if len(kept) >= k or len(hits) < reach:
-                result = tuple(self._hit(h, entries.get(h.document.id)) for h in kept[: max(k, 0)])
-                return Retrieval(result, moments.similarity_stats(q))
+                return self._retrieval(kept[: max(k, 0)], entries, moments.similarity_stats(q))
             reach = min(4 * reach, max(self.collection.max_results, reach + 1))
+
+    def _retrieval(
+        self, hits: Sequence[Hit], entries: Mapping[str, InventoryEntry], similarity_stats: SimilarityStats
+    ) -> Retrieval:
+        """The hits, with similarity statistics that include each of them.
+
+        Moments lack rows of other programs. Without them, leaving such a row out would leave a variance near 0, and
+        every document would seem too close.
+        """
+        for hit in hits:
+            if self._is_foreign(hit.document, entries.get(hit.document.id)):
+                similarity_stats = add_one(similarity_stats, hit.score)
+        return Retrieval(tuple(self._hit(h, entries.get(h.document.id)) for h in hits), similarity_stats)
 
     def withhold(self, ids: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
         """See ``WithholdingIndex``."""

@@ -1,0 +1,139 @@
+"""Access labels (``acl``) in the frameworks: a client without the label receives nothing of a document."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from casemate.errors import ConfigError
+from casemate.integrations.guarded_query import client_context
+from tests.fakes import BagOfWords
+
+QUESTION = "Which door does the north tower of the harbor bridge have?"
+TEXTS = {"open": "The north tower of the harbor bridge has a door of steel.", "hr": "The harbor door has a walnut."}
+ACL = {"open": {}, "hr": {"acl": ["hr", "board"]}}
+OBSERVED = {"guard": {"mode": "observe", "defenses": []}}
+
+
+def langchain():
+    pytest.importorskip("langchain_core")
+    from langchain_core.documents import Document
+    from langchain_core.vectorstores import InMemoryVectorStore
+
+    from casemate.integrations.langchain import guarded
+    from tests.unit.test_integrations_langchain import Model
+
+    store = InMemoryVectorStore(Model())
+    store.add_documents([Document(text, id=name, metadata=ACL[name]) for name, text in TEXTS.items()])
+    return guarded(store, config=OBSERVED)
+
+
+def langchain_search():
+    store = langchain()
+    return store.protection, lambda: [d.id for d in store.similarity_search(QUESTION, k=2)]
+
+
+def langchain_retriever():
+    retriever = langchain().as_retriever()
+    return retriever.vectorstore.protection, lambda: [d.id for d in retriever.invoke(QUESTION)]
+
+
+def langchain_by_ids():
+    store = langchain()
+    return store.protection, lambda: [d.id for d in store.get_by_ids(list(TEXTS))]
+
+
+def langchain_parents():
+    """Parents with labels that their passages lack."""
+    pytest.importorskip("langchain_classic")
+    from langchain_classic.retrievers import ParentDocumentRetriever
+    from langchain_core.documents import Document
+    from langchain_core.stores import InMemoryStore
+    from langchain_core.vectorstores import InMemoryVectorStore
+    from langchain_text_splitters import CharacterTextSplitter
+
+    from casemate.integrations.langchain import guarded
+    from tests.unit.test_integrations_langchain import Model
+
+    parents = ParentDocumentRetriever(
+        vectorstore=guarded(InMemoryVectorStore(Model()), config=OBSERVED),
+        docstore=InMemoryStore(),
+        child_splitter=CharacterTextSplitter(),
+        child_metadata_fields=["name"],
+    )
+    parents.add_documents([Document(text, metadata={"name": name, **ACL[name]}) for name, text in TEXTS.items()])
+    made = guarded(parents)
+    return parents.vectorstore.protection, lambda: [d.metadata["name"] for d in made.invoke(QUESTION)]
+
+
+def llamaindex():
+    pytest.importorskip("llama_index.core")
+    from llama_index.core import VectorStoreIndex
+    from llama_index.core.schema import TextNode
+
+    from casemate.integrations.llamaindex import guarded
+    from tests.unit.test_integrations_llamaindex import Model
+
+    nodes = [TextNode(text=text, id_=name, metadata=ACL[name]) for name, text in TEXTS.items()]
+    made = guarded(VectorStoreIndex(nodes, embed_model=Model()), config=OBSERVED, similarity_top_k=2)
+    return made.protection, lambda: [n.node.node_id for n in made.retrieve(QUESTION)]
+
+
+def haystack():
+    pytest.importorskip("haystack")
+    from haystack import Document
+    from haystack.components.retrievers.in_memory import InMemoryEmbeddingRetriever
+    from haystack.document_stores.in_memory import InMemoryDocumentStore
+
+    from casemate.integrations.haystack import GuardedHaystackRetriever
+    from tests.unit.test_integrations_haystack import Embedder
+
+    store, vectors = (
+        InMemoryDocumentStore(embedding_similarity_function="cosine"),
+        BagOfWords().embed([*TEXTS.values()]),
+    )
+    store.write_documents(
+        [
+            Document(name, text, embedding=v.tolist(), meta=ACL[name])
+            for (name, text), v in zip(TEXTS.items(), vectors, strict=True)
+        ]
+    )
+    made = GuardedHaystackRetriever(InMemoryEmbeddingRetriever(store, top_k=2), Embedder(), config=OBSERVED)
+    made.warm_up()
+    return made.protection, lambda: [d.id for d in made.run(query=QUESTION)["documents"]]
+
+
+PATHS = [langchain_search, langchain_retriever, langchain_by_ids, langchain_parents, llamaindex, haystack]
+
+
+@pytest.fixture(params=PATHS, ids=lambda path: path.__name__)
+def searched(request):
+    protection, search = request.param()
+    yield search
+    protection.close()
+
+
+def test_only_a_client_with_the_label_receives_a_restricted_document(searched):
+    with client_context("ann"):
+        assert searched() == ["open"]
+    with client_context("ann", labels=["sales"]):
+        assert searched() == ["open"]
+    with client_context("ann", labels=["hr"]):
+        assert sorted(searched()) == ["hr", "open"]
+        with client_context("ben"):  # the labels are those of another client
+            assert searched() == ["open"]
+    assert searched() == ["open"]
+
+
+def test_a_document_without_its_reader_is_logged_once(caplog):
+    protection, search = langchain_search()
+    with client_context("ann"), caplog.at_level(logging.WARNING, "casemate.integrations"):
+        search(), search()
+    protection.close()
+    assert [r.message.count("labels=") for r in caplog.records if "acl" in r.message] == [1]
+
+
+def test_labels_are_a_list():
+    with pytest.raises(ConfigError, match="labels must be a list of texts"), client_context("ann", labels="hr"):
+        pass
