@@ -74,7 +74,7 @@ def _role(role: str) -> str:
         own = {name for name, kind in plugins.injected(cls).items() if kind in (Embedder, Index, EventStore)}
         for field in (f for f in dataclasses.fields(cls) if f.init and f.name not in own):  # own: of the system
             secret = " A secret: write `${NAME}`." if get_type_hints(cls)[field.name] is Secret else ""
-            text += f"| `{field.name}` | `{_shown(field.default)}` | {described[field.name]}{secret} |\n"
+            text += f"| `{field.name}` | `{_shown(_default(field))}` | {described[field.name]}{secret} |\n"
     return text
 
 
@@ -89,6 +89,11 @@ def _first_line(cls: type[Any]) -> str:
     return (inspect.getdoc(cls) or "").splitlines()[0]
 
 
+def _default(field: dataclasses.Field[Any]) -> Any:
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made() or None
+
+
 def _shown(default: Any) -> str:
     if default is dataclasses.MISSING:
         return "required"
@@ -96,7 +101,7 @@ def _shown(default: Any) -> str:
         return default.use
     if isinstance(default, tuple):
         return f"[{', '.join(map(_shown, default))}]"
-    return str(default) if default not in {"", None} else "-"
+    return str(default) if default not in ("", None) else "-"
 
 
 if __name__ == "__main__":
