@@ -110,12 +110,8 @@ class Setting:
 class Bench:
     """An unguarded system over an index of its own.
 
-    Attributes:
-        rag: The system.
-        kept: Its embedder, behind an in-memory cache.
-        ledger: Store of trials, answers and vectors.
-        folder: Its folder, with the calibrations.
-        setting: Seed of calibration draws, and the reader.
+    ``kept`` is its embedder behind the cache in memory. ``ledger`` stores trials, answers and vectors. ``folder`` has
+    the calibrations.
     """
 
     rag: Rag
@@ -158,14 +154,8 @@ class Bench:
 class Lab:
     """NFCorpus without its non-members, and the candidates.
 
-    Attributes:
-        setting: Sizes and folders.
-        bench: The system.
-        split: The candidates.
-        held: Indexed content of each member.
-        calibrated: The calibration, from the dev questions.
-        harmless: The test questions.
-        steps: Shows progress.
+    ``held`` is the indexed content of each member. ``calibrated`` is the calibration from the dev questions;
+    ``harmless`` are the test questions.
     """
 
     setting: Setting
@@ -197,11 +187,7 @@ class Lab:
 
 
 class DiskCachedEmbedder(EmbedderProxy):
-    """Caches vectors on disk: other tables ask the same questions.
-
-    Attributes:
-        ledger: Store of the vectors.
-    """
+    """Caches vectors in a store on disk: other tables ask the same questions."""
 
     def __init__(self, inner: Embedder, ledger: CampaignStore) -> None:
         super().__init__(inner)
@@ -244,15 +230,7 @@ class CorpusSubset(Corpus):
 
 
 async def bench(setting: Setting, name: str, out: Collection[str], steps: Steps, opened: ExitStack) -> Bench:
-    """A system over a data set without some documents; indexed if necessary.
-
-    Args:
-        setting: Folders.
-        name: Folder of the data set.
-        out: Documents to leave out.
-        steps: Shows progress.
-        opened: Closes the system.
-    """
+    """A system over a data set, the folder ``name``, without the documents ``out``; indexed if necessary."""
     folder = setting.folder / name
     opened.enter_context(single_blas_thread())
     ledger = opened.enter_context(CampaignStore(folder / "ledger.db"))

@@ -38,14 +38,7 @@ FACTS = 8
 
 @dataclass(frozen=True)
 class Record:
-    """A chunk, and its facts.
-
-    Attributes:
-        document: The chunk.
-        name: Name of its person.
-        facts: Attribute and value of each statement.
-        first: Its first sentence.
-    """
+    """A chunk about one name; ``facts`` are attribute and value of each statement, ``first`` its first sentence."""
 
     document: Document
     name: str
