@@ -137,8 +137,7 @@ class MembershipRunner(AttackRunner):
 class UnmeasurableRunner(AttackRunner):
     """Asks nothing: without known members and non-members, replies say nothing about membership.
 
-    Attributes:
-        why: What is missing, in one sentence: the only check of the campaign.
+    ``why`` says what is missing: the only check of the campaign.
     """
 
     why: str

@@ -66,8 +66,6 @@ class CrawlTrace:
     """The exchanges of one crawl of one target in the order of asking, and the recovered texts in that of recovery.
 
     Attributes:
-        exchanges: In the order of asking.
-        finds: Recovered texts in the order of recovery.
         resumed: Exchanges of earlier runs. A guard that keeps client state in memory had lost theirs.
         exhausted: Whether the budget ended the crawl, and not the attack.
         error: Why the crawl was aborted; empty if it was not. Earlier results count.
