@@ -37,7 +37,7 @@ from casemate.redteam.lab.capabilities import NO_BARE_TARGET, SKIPPED_CHECKS, Ca
 from casemate.redteam.lab.datasets import IndexedSource, Split, read_provided, split_provided
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, digest
 from casemate.redteam.lab.extraction_experiment import CrawlPlan
-from casemate.redteam.lab.judge import OFF, ON, MembershipLimits
+from casemate.redteam.lab.judge import OFF, ON
 from casemate.redteam.lab.results import CampaignResult, Utility
 from casemate.redteam.lab.store import CampaignStore
 from casemate.redteam.reporting.files import CRAWL, has_own_reports, target_folder
@@ -215,7 +215,7 @@ class ExternalMembershipCampaign(ExternalCampaign):
         comparable = OFF in external.targets and "harmless" not in section.skip_checks
         runner = MembershipRunner(
             experiment,
-            MembershipLimits(section.gate.adjusted_accuracy, section.gate.harmless),
+            section.gate,
             measure_utility=partial(self._measure_utility, external, split) if comparable else None,
             not_observable=not_observable,
             extra_checks=lambda: (genre_check(split), refusal_check(experiment.trials())),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from casemate import plugins
-from casemate.config import Config
+from casemate.config import Config, GateSection
 from casemate.plugins import build
 from casemate.protocols import MembershipAttack, Steps
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner
@@ -18,7 +18,6 @@ from casemate.redteam.lab.judge import (
     ATLAS,
     INFERENCE_FAILS,
     OWASP,
-    MembershipLimits,
     judge_campaign,
     without_decisions,
 )
@@ -48,7 +47,7 @@ class MembershipRunner(AttackRunner):
     """
 
     experiment: Experiment
-    limits: MembershipLimits
+    limits: GateSection
     measure_utility: Callable[[Steps], Awaitable[Utility | None]] | None = None
     audit_worlds: Callable[[Steps], Awaitable[TwoWorldFindings]] | None = None
     not_observable: NotObservable | None = None
@@ -91,15 +90,11 @@ class MembershipRunner(AttackRunner):
     def judge(self) -> CampaignResult:
         """See `AttackRunner.judge`."""
         experiment, worlds = self.experiment, self._worlds
-        reported = attack_sessions(experiment)
-        trials, audit = experiment.trials(), worlds.audit if worlds else None
-        judged = judge_campaign(
-            trials, experiment.split, experiment.attacks, self.limits, self._utility, self.not_observable or audit
-        )
-        return CampaignResult(
-            attacks=judged.attacks,
-            utility=self._utility,
-            audit=audit,
+        reported, trials = attack_sessions(experiment), experiment.trials()
+        audit = self.not_observable or (worlds.audit if worlds else None)
+        judged = judge_campaign(trials, experiment.split, experiment.attacks, self.limits, self._utility, audit)
+        return replace(
+            judged,
             checks=(*without_decisions(judged.checks, self.undecided), *self.extra_checks()),
             not_tested=(*_unused_attacks(experiment.attacks), *NOT_TESTED),
             simulated=(SCRIPTED_ATTACKS,),

@@ -52,7 +52,7 @@ from casemate.redteam.lab.capabilities import OWN_SYSTEM
 from casemate.redteam.lab.datasets import IndexedSource, Split
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, RunOnWorkers
 from casemate.redteam.lab.extraction_experiment import CrawlPlan
-from casemate.redteam.lab.judge import ON, MembershipLimits
+from casemate.redteam.lab.judge import ON
 from casemate.redteam.lab.results import BenignReplay, Check, CheckStatus, Utility
 from casemate.redteam.lab.store import CampaignStore
 from casemate.redteam.lab.two_world_audit import TwoWorldFindings, two_world_audit
@@ -231,7 +231,7 @@ class OwnMembershipCampaign(OwnCampaign):
         experiment = Experiment(attacks, split, systems.targets(), store, indexed, plan, workers)
         runner = MembershipRunner(
             experiment,
-            MembershipLimits(section.gate.adjusted_accuracy, section.gate.harmless),
+            section.gate,
             measure_utility=partial(self._measure_utility, systems, experiment),
             audit_worlds=partial(self._audit_worlds, systems, experiment) if self.two_worlds else None,
             undecided=describe_undecided(self.app.guard.defenses, index.moments(self.tenant).n),
