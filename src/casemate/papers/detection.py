@@ -234,7 +234,7 @@ async def asked(lab: Lab) -> list[Asked]:
             if questions:
                 found.append(Asked(name, member, document.source, questions[int(rng.integers(len(questions)))]))
     with lab.steps("embedding questions", len(found)) as count:
-        await asyncio.to_thread(lab.bench.kept.precompute, [question.text for question in found], count)
+        await asyncio.to_thread(lab.bench.rag.embedder.embed, [question.text for question in found], count)
     return found
 
 
