@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -76,7 +75,6 @@ class CrawlTrace:
     resumed: int = 0
     exhausted: bool = False
     error: str = ""
-    seconds: float = 0.0
 
 
 @dataclass(eq=False)
@@ -100,7 +98,6 @@ class Crawler:
         return {target: await self._crawl(target, progress) for target in self.targets}
 
     async def _crawl(self, target: str, progress: Progress) -> CrawlTrace:
-        began = time.monotonic()
         session = CrawlSession(self.targets[target], self.store, f"{self._campaign}-{target}", self.plan, progress)
         finds, error = list[RecoveredText](), ""
         rng = np.random.default_rng(int(digest(self.plan.seed, self.name), 16))
@@ -115,9 +112,7 @@ class Crawler:
             error = describe_error(session.fault)
             log.error("the crawl %s of %s was aborted: %s", self.name, target, error)
             log.debug("traceback of the aborted crawl", exc_info=session.fault)
-        seconds = time.monotonic() - began
-        exhausted = session.budget.exhausted
-        return CrawlTrace(session.exchanges, tuple(finds), session.resumed, exhausted, error, seconds)
+        return CrawlTrace(session.exchanges, tuple(finds), session.resumed, session.budget.exhausted, error)
 
     @property
     def _campaign(self) -> str:
