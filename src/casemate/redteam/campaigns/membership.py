@@ -13,7 +13,7 @@ from casemate.plugins import build
 from casemate.protocols import MembershipAttack, Steps
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner
 from casemate.redteam.lab.capabilities import NotObservable
-from casemate.redteam.lab.experiment import Experiment
+from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
 from casemate.redteam.lab.judge import (
     ATLAS,
     INFERENCE_FAILS,
@@ -25,6 +25,7 @@ from casemate.redteam.lab.results import CampaignResult, Check, CheckStatus, Uti
 from casemate.redteam.lab.two_world_audit import TwoWorldFindings
 from casemate.redteam.reporting.sessions import attack_sessions
 from casemate.reports.format import plural
+from casemate.types import DEFAULT_TENANT
 
 ENDED_EARLY = "audit_sessions_ended_early"  # key of `CampaignResult.evidence`; see `TwoWorldFindings.ended_early`
 NOT_TESTED = (
@@ -36,6 +37,20 @@ NOT_TESTED = (
 def build_attacks(config: Config, folder: Path) -> dict[str, MembershipAttack]:
     """The configured membership attacks by name; relative paths start at a folder."""
     return {part.use: build("attack", part, folder) for part in config.redteam.attacks}
+
+
+def experiment_plan(config: Config, label: str, tenant: str = DEFAULT_TENANT) -> ExperimentPlan:
+    """The configured experiment; the label is a fingerprint of everything else that trials depend on."""
+    section = config.redteam
+    return ExperimentPlan(
+        seed=section.seed,
+        k=config.rag.k,
+        tenant=tenant,
+        identity=section.identity,
+        questions=section.budget,
+        concurrency=section.concurrency,
+        label=label,
+    )
 
 
 @dataclass(eq=False)

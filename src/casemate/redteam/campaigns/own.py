@@ -33,8 +33,8 @@ from casemate.plugins import build
 from casemate.protocols import Defense, Embedder, Generator, Index, Steps
 from casemate.rag.corpus import Corpus
 from casemate.rag.pipeline import Rag
-from casemate.redteam.campaigns.extraction import ExtractionRunner
-from casemate.redteam.campaigns.membership import MembershipRunner, build_attacks
+from casemate.redteam.campaigns.extraction import ExtractionRunner, crawl_plan
+from casemate.redteam.campaigns.membership import MembershipRunner, build_attacks, experiment_plan
 from casemate.redteam.campaigns.pipeline import (
     INDEX,
     RUN,
@@ -218,15 +218,8 @@ class OwnMembershipCampaign(OwnCampaign):
         systems = TargetFactory(self.config, self.config.folder, rag, await self._calibrate(rag, steps))
         indexed = datasets.indexed_sources(index, {d.source for d in split.members}, self.tenant)
         calibrations = [path.read_text(encoding="utf-8") for path in calibration_files(systems.calibrations)]
-        plan = ExperimentPlan(
-            seed=section.seed,
-            k=self.config.rag.k,
-            tenant=self.tenant,
-            identity=section.identity,
-            questions=section.budget,
-            concurrency=section.concurrency,
-            label=self.label(rag, [sorted(index.digests(self.tenant).items()), *calibrations]),
-        )
+        label = self.label(rag, [sorted(index.digests(self.tenant).items()), *calibrations])
+        plan = experiment_plan(self.config, label, self.tenant)
         workers = self._workers(systems, split, indexed, plan, directory / INDEX)
         experiment = Experiment(attacks, split, systems.targets(), store, indexed, plan, workers)
         runner = MembershipRunner(
@@ -327,7 +320,7 @@ class OwnExtractionCampaign(OwnCampaign):
     async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
         """See `Campaign.prepare`."""
         self.app.require_documents(self.tenant)
-        section, index = self.config.redteam, self.app.index
+        index = self.app.index
         digests = index.digests(self.tenant)
         chunks = [d for documents, _ in index.scan(self.tenant) for d in documents]
         directory = self.open_directory(self.fingerprint(sorted(digests.items())))
@@ -335,15 +328,7 @@ class OwnExtractionCampaign(OwnCampaign):
         rag = self.bare_system(index, store)
         systems = TargetFactory(self.config, self.config.folder, rag, None)
         label, discard = _usable_label(store, self.label(rag, sorted(digests.items())))
-        plan = CrawlPlan(
-            seed=section.seed,
-            k=self.config.rag.k,
-            tenant=self.tenant,
-            questions=section.crawl.questions,
-            clients=section.crawl.clients,
-            schedule=section.crawl.schedule,
-            label=label,
-        )
+        plan = crawl_plan(self.config, label, self.tenant)
         runner = ExtractionRunner(
             self.config,
             systems.targets,
