@@ -52,7 +52,8 @@ def _printed(cell: Any) -> Printed:
 
 @cache
 def _content() -> Mapping[str, Any]:
-    content: Mapping[str, Any] = yaml.safe_load(files("casemate.papers").joinpath("published_numbers.yaml").read_text())
+    text = files("casemate.papers").joinpath("published_numbers.yaml").read_text("utf-8")
+    content: Mapping[str, Any] = yaml.safe_load(text)
     return content
 
 
