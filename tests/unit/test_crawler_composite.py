@@ -1,8 +1,8 @@
 import pytest
 
 from casemate.backends.generators.simulated_reader.requests import Task, parse_request
-from casemate.redteam.attacks.composite import FRAMES, ILLNESSES, INFORMATION_KINDS, MAIL_SUBJECTS, NAMES, Composite
-from casemate.redteam.crawling.common_words import WORDS
+from casemate.redteam.attacks.composite import FRAMES, INFORMATION_KINDS, Composite
+from casemate.redteam.crawling.common_words import ILLNESSES, MAIL_SUBJECTS, NAMES, WORDS
 from casemate.redteam.crawling.extracted_texts import COMMANDS
 from tests.unit.crawls import NOTES, Scribe, Scripted, System, crawl, share
 

@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import beta, binom
 from sklearn.metrics import roc_auc_score
 
+from casemate.config import GateSection
 from casemate.maths import stats
 from casemate.maths.stats import Estimate
 from casemate.redteam.lab import datasets, judge
@@ -15,7 +16,6 @@ from casemate.redteam.lab.datasets import Split
 from casemate.redteam.lab.experiment import Trials
 from casemate.redteam.lab.fitting import CrossFit
 from casemate.redteam.lab.judge import (
-    MembershipLimits,
     adjusted_accuracy,
     attack_result,
     clustered_rate,
@@ -293,7 +293,7 @@ def test_a_limit_is_kept_or_broken_by_the_whole_interval(rate, status):
 
 def test_the_limits_are_configurable(split):
     trials = campaign(split, made(split, 2.0), made(split, 0.5, 1))
-    limits = MembershipLimits(adjusted_accuracy=0.2)
+    limits = GateSection(adjusted_accuracy=0.2)
     found = judge_campaign(trials, split, {"name": Name()}, limits, UTILITY, AUDIT)
     assert found.status is CheckStatus.PASS
 

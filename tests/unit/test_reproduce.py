@@ -24,7 +24,7 @@ from casemate.maths import metrics
 from casemate.maths.stats import Estimate, clopper_pearson
 from casemate.papers import Setting, detection, laboratory, utility
 from casemate.papers.differential_privacy import PRINTED_10, PRINTED_11
-from casemate.papers.laboratory import CorpusSubset, DiskCachedEmbedder, relevant
+from casemate.papers.laboratory import CorpusSubset, relevant
 from casemate.papers.published_numbers import (
     FOUR,
     TABLE_1,
@@ -40,7 +40,6 @@ from casemate.papers.published_numbers import (
     Printed,
 )
 from casemate.papers.result import Result, Row, balanced, balanced_cells, distance, mean, shown
-from casemate.redteam.lab.store import CampaignStore
 from casemate.reports.svg import step_chart
 from casemate.runtime.file_lock import LockHeld, exclusive_lock
 from tests.fakes import BagOfWords, documents
@@ -125,14 +124,14 @@ def test_table_4_is_the_accuracy_of_tables_9_and_10():
     for attack, printed in TABLE_4.items():
         for system, cell in printed.items():
             dp = (attack, system) in PRINTED_10
-            accuracy = PRINTED_10[attack, system][0] if dp else TABLE_9[attack, system]["accuracy"].value
+            accuracy = (PRINTED_10 if dp else TABLE_9)[attack, system]["accuracy"].value
             assert cell.value == pytest.approx(metrics.adjusted_accuracy(accuracy), abs=1e-9)
 
 
 def test_tables_4_and_5_have_the_figures_of_dp_rag_that_table_11_has():
     for (attack, system), printed in PRINTED_11.items():
         if system in TABLE_4[attack]:
-            assert (TABLE_4[attack][system].value, TABLE_5[attack][system].value) == printed
+            assert [TABLE_4[attack][system].value, TABLE_5[attack][system].value] == [n.value for n in printed.values()]
 
 
 def test_table_5_is_the_mean_of_table_12():
@@ -496,18 +495,6 @@ def test_the_guard_is_not_measured_on_articles_that_it_was_fitted_to(data):
     assert len(fitted) == len(measured) == 2
     assert not fitted & measured
     assert utility.halves(data / "squad", 3, 7)[1] == items[:3]
-
-
-def test_vectors_are_kept_bit_for_bit_and_made_once(tmp_path):
-    inner, counts = BagOfWords(), []
-    with CampaignStore(tmp_path / "ledger.db") as ledger:
-        DiskCachedEmbedder(inner, ledger).precompute(["amber birch", "cedar"], counts.append)
-        again = DiskCachedEmbedder(inner, ledger).embed(["cedar", "delta", "amber birch"])
-        DiskCachedEmbedder(inner, ledger).embed(["delta"])
-        assert DiskCachedEmbedder(inner, ledger).embed([]).shape == (0, 64)
-    assert inner.texts == ["amber birch", "cedar", "delta", "delta"]  # what is not to be kept is not
-    assert counts == [2]
-    assert np.array_equal(again, BagOfWords().embed(["cedar", "delta", "amber birch"]))
 
 
 def test_rest_of_a_corpus(data):

@@ -103,21 +103,23 @@ def test_attackers_tell_a_right_answer_from_a_wrong_one() -> None:
 
 def test_table_6_has_rows_and_columns_exchanged_as_table_10_tells() -> None:
     for (attack, system), numbers in differential_privacy.PRINTED_10.items():
-        adjusted = abs(numbers[0] - 0.5)
+        adjusted = abs(numbers["accuracy"].value - 0.5)
         if system.startswith(differential_privacy.LARGE):
-            assert adjusted == pytest.approx(differential_privacy.PRINTED_11[attack, system][0])
+            assert adjusted == pytest.approx(
+                differential_privacy.PRINTED_11[attack, system][differential_privacy.ADJUSTED].value
+            )
             continue
-        printed = differential_privacy.PRINTED_6[attack, system][0]
-        odd = differential_privacy.BY_TABLE_10.get((attack, system))
-        assert (adjusted == pytest.approx(printed)) == (odd is None)
-        if odd:
-            assert f"{adjusted:.3f}".lstrip("0") == odd
+        printed = differential_privacy.PRINTED_6[attack, system][differential_privacy.ADJUSTED]
+        assert (adjusted == pytest.approx(printed.value)) == (not printed.odd)
+        if printed.odd:
+            assert printed.odd.endswith(f"by Table 10, this is {f'{adjusted:.3f}'.lstrip('0')}")
 
 
 def test_what_ragfort_prints_of_its_parts() -> None:
-    for nothing, inter, intra, both in cascades.PRINTED_2.values():
+    for numbers in cascades.PRINTED_2.values():
+        nothing, inter, intra, both = (number.value for number in numbers.values())
         assert both < min(inter, intra) < nothing
-    lost = [before - after for before, after, *_ in cascades.PRINTED_3.values()]
+    lost = [numbers["before"].value - numbers["after"].value for numbers in cascades.PRINTED_3.values()]
     assert max(lost) == pytest.approx(0.025)
 
 

@@ -125,10 +125,8 @@ class EndpointAssessment:
 class EndpointPlan:
     """The planned requests, before anything is sent.
 
-    Attributes:
-        folder: Folder with documents that the system contains.
-        chunks: The sample for the crawl.
-        left_out: Files that were not read, because the folder is too large.
+    ``folder`` has documents that the system contains; ``left_out`` counts files that were not read, because it is too
+    large. ``chunks`` are the sample for the crawl.
     """
 
     config: Config

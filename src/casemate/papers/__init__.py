@@ -51,12 +51,7 @@ DATA = "CASEMATE_DATA"
 
 
 async def reproduce(name: str, setting: Setting, steps: Steps) -> Result:
-    """Runs one experiment, or resumes an interrupted one.
-
-    Args:
-        name: One of ``NAMES``.
-        setting: Sizes and folders.
-        steps: Shows progress.
+    """Runs one experiment of ``NAMES``, or resumes an interrupted one.
 
     Raises:
         ConfigError: If the name is unknown, or a draft is given without a reader.

@@ -58,14 +58,7 @@ BINS = 48
 
 
 class Asked(NamedTuple):
-    """A question.
-
-    Attributes:
-        kind: The attack, or ``HARMLESS``.
-        member: Whether it is about a document in the index.
-        source: The document.
-        text: The question.
-    """
+    """A question about a document; ``kind`` is the attack, or ``HARMLESS``."""
 
     kind: str
     member: bool
@@ -74,12 +67,7 @@ class Asked(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Decision of a guard about a question.
-
-    Attributes:
-        flagged: Whether it withheld a document.
-        target: Whether it withheld the document that the question is about.
-    """
+    """Whether a guard withheld a document, and whether it withheld the document that the question is about."""
 
     flagged: bool
     target: bool
@@ -246,7 +234,7 @@ async def asked(lab: Lab) -> list[Asked]:
             if questions:
                 found.append(Asked(name, member, document.source, questions[int(rng.integers(len(questions)))]))
     with lab.steps("embedding questions", len(found)) as count:
-        await asyncio.to_thread(lab.bench.kept.precompute, [question.text for question in found], count)
+        await asyncio.to_thread(lab.bench.rag.embedder.embed, [question.text for question in found], count)
     return found
 
 

@@ -16,7 +16,7 @@ from casemate.maths.recovery import rouge_l
 from casemate.papers import model_pair
 from casemate.papers.laboratory import BARE, Setting, digest
 from casemate.papers.model_pair import Pair
-from casemate.papers.published_numbers import FOUR, Printed
+from casemate.papers.published_numbers import FOUR, Numbers, printed_table
 from casemate.papers.result import Cell, Result, Row, balanced_cells, distance, share
 from casemate.papers.synthetic_records import Record
 from casemate.protocols import Defense, Progress, Steps, Target
@@ -37,60 +37,10 @@ MOST = 20
 """Most attacked members and non-members."""
 ATTACKS = ("S2MIA", "MBA", "IA")
 ADJUSTED, KS = "adjusted accuracy", "KS distance"
-PRINTED_6: Mapping[tuple[str, str], tuple[float, float]] = MappingProxyType(
-    {
-        ("S2MIA", DP): (0.021, 0.077),
-        ("S2MIA", DP + BEHIND): (0.020, 0.088),
-        ("MBA", DP): (0.015, 0.022),
-        ("MBA", DP + BEHIND): (0.010, 0.058),
-        ("IA", DP): (0.004, 0.088),
-        ("IA", DP + BEHIND): (0.004, 0.046),
-    }
-)
-"""NFCorpus, as printed."""
-EXCHANGED = (
-    "rows and columns of its adjusted accuracies are exchanged: attacks are in place of data sets; by Table 10, this "
-    "is {}"
-)
-BY_TABLE_10: Mapping[tuple[str, str], str] = MappingProxyType(
-    {("MBA", DP): ".004", ("IA", DP): ".038", ("MBA", DP + BEHIND): ".029", ("IA", DP + BEHIND): ".023"}
-)
-PRINTED_11: Mapping[tuple[str, str], tuple[float, float]] = MappingProxyType(
-    {
-        ("S2MIA", LARGE): (0.034, 0.060),
-        ("S2MIA", LARGE + BEHIND): (0.014, 0.051),
-        ("MBA", LARGE): (0.014, 0.036),
-        ("MBA", LARGE + BEHIND): (0.007, 0.022),
-        ("IA", LARGE): (0.267, 0.301),
-        ("IA", LARGE + BEHIND): (0.004, 0.036),
-    }
-)
-PRINTED_10: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
-    {
-        ("S2MIA", DP): (0.479, 0.486, 0.738, 0.586),
-        ("S2MIA", DP + BEHIND): (0.480, 0.487, 0.748, 0.590),
-        ("S2MIA", LARGE): (0.466, 0.465, 0.452, 0.458),
-        ("S2MIA", LARGE + BEHIND): (0.486, 0.486, 0.478, 0.482),
-        ("MBA", DP): (0.496, 0.495, 0.394, 0.439),
-        ("MBA", DP + BEHIND): (0.529, 0.537, 0.426, 0.475),
-        ("MBA", LARGE): (0.514, 0.517, 0.438, 0.474),
-        ("MBA", LARGE + BEHIND): (0.507, 0.508, 0.432, 0.467),
-        ("IA", DP): (0.538, 0.579, 0.740, 0.650),
-        ("IA", DP + BEHIND): (0.477, 0.572, 0.383, 0.459),
-        ("IA", LARGE): (0.767, 0.806, 0.787, 0.797),
-        ("IA", LARGE + BEHIND): (0.496, 0.620, 0.336, 0.436),
-    }
-)
-"""Accuracy, precision, recall and F1."""
+PRINTED_6, PRINTED_11 = (printed_table(f"mirabel-table{number}", (ADJUSTED, KS)) for number in (6, 11))
+PRINTED_10 = printed_table("mirabel-table10", FOUR)
 SIZES = (5, 20, 100)
-PRINTED_7: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
-    {
-        ("NQ", DP): (0.030, 0.051, 0.020),
-        ("NQ", DP + BEHIND): (0.020, 0.040, 0.050),
-        ("TriviaQA", DP): (0.255, 0.225, 0.240),
-        ("TriviaQA", DP + BEHIND): (0.230, 0.230, 0.225),
-    }
-)
+PRINTED_7 = printed_table("mirabel-table7", [f"EM@{k}" for k in SIZES])
 ASKED_7, SENTENCE = 20, 24
 """Questions of Table 7, and tokens of an answer: a sentence."""
 ATTACKERS = (
@@ -126,8 +76,7 @@ async def table10(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     rows = []
     for attack in ATTACKS:
         for system in (DP, DP + BEHIND, LARGE, LARGE + BEHIND):
-            numbers = map(Printed, PRINTED_10[attack, system])
-            rows.append(Row(attack, f"{system}, printed", dict(zip(FOUR, numbers, strict=True))))
+            rows.append(Row(attack, f"{system}, printed", PRINTED_10[attack, system]))
             fitted = cross_fit((await lab.trials(system))[attack], lab.half)
             rows.append(
                 Row(
@@ -144,10 +93,7 @@ async def table7(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     """Utility for benign clients."""
     ground = model_pair.pair(setting, DISTRACTORS, 0, SENTENCE, opened)
     asked = [(record, i % len(record.facts)) for i, record in enumerate(ground.held[:ASKED_7])]
-    rows = []
-    for (data, system), numbers in PRINTED_7.items():
-        cells = {f"EM@{k}": Printed(value) for k, value in zip(SIZES, numbers, strict=True)}
-        rows.append(Row("harmless", f"{data}, {system}, printed", cells))
+    rows = [Row("harmless", f"{data}, {system}, printed", numbers) for (data, system), numbers in PRINTED_7.items()]
     for system in (BARE, DP, DP + BEHIND, LARGE, LARGE + BEHIND):
         target = _target(ground, system, 1, setting.seed, SENTENCE)
         sizes = (K,) if system == BARE else (K, *SIZES[:2])
@@ -177,7 +123,7 @@ async def table7(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
 async def _apart(
     title: str,
     system: str,
-    printed: Mapping[tuple[str, str], tuple[float, float]],
+    printed: Mapping[tuple[str, str], Numbers],
     setting: Setting,
     steps: Steps,
     opened: ExitStack,
@@ -186,11 +132,7 @@ async def _apart(
     rows = []
     for attack in ATTACKS:
         for name in (BARE, system, system + BEHIND):
-            if (attack, name) in printed:
-                odd = EXCHANGED.format(BY_TABLE_10[attack, name]) if (attack, name) in BY_TABLE_10 else ""
-                accuracy, distance_printed = printed[attack, name]
-                numbers: dict[str, Cell] = {ADJUSTED: Printed(accuracy, odd), KS: Printed(distance_printed)}
-                rows.append(Row(attack, f"{name}, printed", numbers))
+            rows += [Row(attack, f"{name}, printed", printed[attack, name])] if (attack, name) in printed else []
             trials = (await lab.trials(name))[attack]
             inside, outside = ([t.features[0] for t in trials if t.member is kind] for kind in (True, False))
             cells: dict[str, Cell] = {

@@ -23,7 +23,7 @@ from casemate.guard.defenses.summarize import Summarize
 from casemate.guard.guard import Guard
 from casemate.maths import metrics
 from casemate.papers.laboratory import BARE, Bench, Setting, bench, records
-from casemate.papers.published_numbers import Printed
+from casemate.papers.published_numbers import printed_table
 from casemate.papers.readers import reader_name, reader_note
 from casemate.papers.result import Cell, Result, Row, share
 from casemate.papers.utility import Item, halves
@@ -42,16 +42,7 @@ CHUNKS: Mapping[str, int] = MappingProxyType({"patient_doctor_qa": 2500, "enron_
 """Sizes of HealthCareMagic, Enron and MathQA in the paper."""
 FLOOR = 0.35
 COLUMNS = (BARE, "re-ranking", "summarization", "inter-class", "crawl_limit")
-PRINTED: Mapping[tuple[str, str], tuple[float, float, float, float]] = MappingProxyType(
-    {
-        ("patient_doctor_qa", "worm"): (0.1760, 0.1628, 0.1544, 0.1452),
-        ("patient_doctor_qa", "rag_thief"): (0.5716, 0.5644, 0.4724, 0.4116),
-        ("enron_worms", "worm"): (0.3160, 0.2865, 0.2535, 0.1975),
-        ("enron_worms", "rag_thief"): (0.5260, 0.4435, 0.4675, 0.3325),
-        ("mathqa", "worm"): (0.4784, 0.3949, 0.3531, 0.3094),
-        ("mathqa", "rag_thief"): (0.7031, 0.7469, 0.6844, 0.5461),
-    }
-)
+PRINTED = printed_table("ragfort-table1", COLUMNS)
 """Chunk recovery rates with Qwen-14B (Li et al. 2026, Tables 1 and 2)."""
 DIFFERS_1 = (
     SCRIPTED_ATTACKS,
@@ -90,8 +81,7 @@ async def table1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
         for attack in ("worm", "rag_thief"):
             with steps(f"{attack} on {name}", questions * len(COLUMNS)) as count:
                 cells = {column: await ground.recovered(attack, column, setting, count) for column in COLUMNS}
-            numbers = map(Printed, PRINTED[name, attack])
-            rows.append(Row(f"{name}, {attack}", "printed, Qwen-14B", dict(zip(COLUMNS, numbers, strict=False))))
+            rows.append(Row(f"{name}, {attack}", "printed, Qwen-14B", PRINTED[name, attack]))
             rows.append(Row(f"{name}, {attack}", "here", cells))
     facts = {
         "chunks": dict(CHUNKS),
@@ -114,13 +104,7 @@ def full_reindex(rag: Rag, folder: Path, settings: ReindexSettings, **options: A
 
 @dataclass(frozen=True, slots=True)
 class _Ground:
-    """An indexed sample of a corpus.
-
-    Attributes:
-        bench: The unguarded system.
-        name: Name of the corpus.
-        chunks: All indexed chunks.
-    """
+    """An indexed sample of a corpus, with all its chunks."""
 
     bench: Bench
     name: str

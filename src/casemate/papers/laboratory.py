@@ -1,12 +1,10 @@
 """Shared setting of the experiments: data, index without the non-members, guards, and attack questions.
 
-Expensive results are kept in a folder and reused by other tables: index, vectors of questions, answers, trials and
-calibration.
+Expensive results are kept in a folder and reused by other tables: index, answers, trials and calibration.
 """
 
 from __future__ import annotations
 
-import base64
 import csv
 import gzip
 import hashlib
@@ -29,7 +27,7 @@ from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.guard import Guard
 from casemate.papers.readers import open_reader, reader_name
 from casemate.plugins import build
-from casemate.protocols import Embedder, EmbedderProxy, Progress, Steps
+from casemate.protocols import Embedder, Steps
 from casemate.rag.corpus import Corpus, Source
 from casemate.rag.ingest import Ingest
 from casemate.rag.pipeline import Rag
@@ -39,7 +37,7 @@ from casemate.redteam.lab.store import CampaignStore
 from casemate.runtime.blas_threads import single_blas_thread
 from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.system import published_attacks
-from casemate.types import Document, Vector
+from casemate.types import Document
 
 K = 3
 """Documents in a context, as in the paper's attacks."""
@@ -64,8 +62,6 @@ CORPUS = (
 SPLIT = "mia_riddle/nfcorpus_selected_indices.json"
 NFCORPUS = (*(f"nfcorpus/{f}" for f in ("corpus.jsonl.gz", "queries.jsonl.gz", "qrels.tsv", "qrels.dev.tsv")), SPLIT)
 """Files of NFCorpus and of its published split."""
-PORTION = 64
-"""Texts per write of vectors: about a second of work, which an interruption can lose."""
 HELP = "contents: docs/how-to/reproduce-the-papers.md"
 
 
@@ -110,16 +106,10 @@ class Setting:
 class Bench:
     """An unguarded system over an index of its own.
 
-    Attributes:
-        rag: The system.
-        kept: Its embedder, behind an in-memory cache.
-        ledger: Store of trials, answers and vectors.
-        folder: Its folder, with the calibrations.
-        setting: Seed of calibration draws, and the reader.
+    ``ledger`` stores trials and answers. ``folder`` has the calibrations.
     """
 
     rag: Rag
-    kept: DiskCachedEmbedder
     ledger: CampaignStore
     folder: Path
     setting: Setting
@@ -158,14 +148,8 @@ class Bench:
 class Lab:
     """NFCorpus without its non-members, and the candidates.
 
-    Attributes:
-        setting: Sizes and folders.
-        bench: The system.
-        split: The candidates.
-        held: Indexed content of each member.
-        calibrated: The calibration, from the dev questions.
-        harmless: The test questions.
-        steps: Shows progress.
+    ``held`` is the indexed content of each member. ``calibrated`` is the calibration from the dev questions;
+    ``harmless`` are the test questions.
     """
 
     setting: Setting
@@ -196,41 +180,6 @@ class Lab:
         }
 
 
-class DiskCachedEmbedder(EmbedderProxy):
-    """Caches vectors on disk: other tables ask the same questions.
-
-    Attributes:
-        ledger: Store of the vectors.
-    """
-
-    def __init__(self, inner: Embedder, ledger: CampaignStore) -> None:
-        super().__init__(inner)
-        self.ledger = ledger
-
-    def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
-        """See ``Embedder``."""
-        held = {place: found for place, text in enumerate(texts) if (found := self._found(text)) is not None}
-        new = [place for place in range(len(texts)) if place not in held]
-        if new:
-            held |= zip(new, self.inner.embed([texts[place] for place in new], progress), strict=True)
-        return np.stack([held[i] for i in range(len(texts))]) if held else np.empty((0, self.dim), np.float32)
-
-    def precompute(self, texts: Sequence[str], progress: Progress) -> None:
-        """Computes and stores the vectors of these texts, unless they are stored."""
-        for start in range(0, len(texts), PORTION):
-            portion = texts[start : start + PORTION]
-            for text, vector in zip(portion, self.embed(portion), strict=True):
-                self.ledger.put_reply(self._key(text), base64.b64encode(vector.tobytes()).decode())
-            progress(len(portion))
-
-    def _found(self, text: str) -> Vector | None:
-        held = self.ledger.get_reply(self._key(text))
-        return None if held is None else np.frombuffer(base64.b64decode(held), np.float32)
-
-    def _key(self, text: str) -> str:
-        return f"vector-{digest([self.fingerprint, text])}"
-
-
 class CorpusSubset(Corpus):
     """A corpus without some of its sources."""
 
@@ -244,15 +193,7 @@ class CorpusSubset(Corpus):
 
 
 async def bench(setting: Setting, name: str, out: Collection[str], steps: Steps, opened: ExitStack) -> Bench:
-    """A system over a data set without some documents; indexed if necessary.
-
-    Args:
-        setting: Folders.
-        name: Folder of the data set.
-        out: Documents to leave out.
-        steps: Shows progress.
-        opened: Closes the system.
-    """
+    """A system over a data set, the folder ``name``, without the documents ``out``; indexed if necessary."""
     folder = setting.folder / name
     opened.enter_context(single_blas_thread())
     ledger = opened.enter_context(CampaignStore(folder / "ledger.db"))
@@ -264,8 +205,7 @@ async def bench(setting: Setting, name: str, out: Collection[str], steps: Steps,
     if plan.todo or plan.gone:
         with steps(f"indexing {name}: {len(plan.todo)} documents", plan.bytes) as count:
             await work.run(plan, lambda size: count(round(size)))
-    kept = DiskCachedEmbedder(embedder, ledger)
-    return Bench(Rag(CachedEmbedder(kept), index, reader), kept, ledger, folder, setting)
+    return Bench(Rag(CachedEmbedder(embedder), index, reader), ledger, folder, setting)
 
 
 async def nfcorpus_bench(setting: Setting, steps: Steps, opened: ExitStack) -> Bench:

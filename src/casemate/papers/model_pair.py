@@ -47,16 +47,10 @@ know." a model of 1.5 billion parameters declines every command to repeat its co
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The pair, and a system over some records.
+    """The pair, and an unguarded system over the records ``held``, in which the larger model answers.
 
-    Attributes:
-        draft: The small model.
-        rag: An unguarded system; the larger model answers. The offline pair gets no instructions, because it was not
-            trained on any.
-        held: Indexed records.
-        out: Records of the same kind outside the index.
-        name: The reader, for reports.
-        models: A sentence about both models.
+    The offline pair gets no instructions, because it was not trained on any. Records of the same kind are ``out`` of
+    the index. ``name`` is that of the reader; ``models`` is a sentence about both models.
     """
 
     draft: CausalLM
@@ -73,14 +67,7 @@ class Pair:
 
 
 def pair(setting: Setting, inside: int, outside: int, longest: int, opened: ExitStack) -> Pair:
-    """A temporary system over records.
-
-    Args:
-        setting: Folders, seed and models.
-        inside: Records in the index.
-        outside: Records outside the index.
-        longest: Tokens of an answer.
-        opened: Closes the system.
+    """A temporary system with some records inside the index and some outside; ``longest``: tokens of an answer.
 
     Raises:
         DataError: If the models are missing.

@@ -22,11 +22,7 @@ LONGEST, BATCH = 128, 16
 
 
 def open_reader(model: str, ledger: CampaignStore) -> Generator:
-    """A reader. Its answers are stored.
-
-    Args:
-        model: GGUF file, or folder of a model. Empty: the simulated reader.
-        ledger: Store of the answers.
+    """A reader, whose answers are stored: a GGUF file, or the folder of a model; empty: the simulated reader.
 
     Raises:
         DataError: If the model cannot be read.
@@ -40,13 +36,7 @@ def open_reader(model: str, ledger: CampaignStore) -> Generator:
 
 
 def load(model: str, longest: int, batch: int = 1) -> CausalLM:
-    """A language model with greedy decoding, on an accelerator if there is one.
-
-    Args:
-        model: GGUF file, or folder of a model.
-        longest: Tokens of an answer.
-        batch: Answers that it writes at once.
-    """
+    """A language model with greedy decoding, on an accelerator if there is one; ``longest``: tokens of an answer."""
     return CausalLM(model, dtype="bfloat16", max_tokens=longest, batch=batch)
 
 

@@ -24,13 +24,7 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table.
-
-    Attributes:
-        of: Subject: an attack or a data set.
-        system: System that the figures belong to.
-        cells: Measured or published values by column.
-    """
+    """One line of a table: values of a system by column; ``of`` is the subject, an attack or a data set."""
 
     of: str
     system: str
@@ -44,16 +38,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A table or a figure of a paper, with measured values.
+    """A table or a figure of a paper, with published and measured rows.
 
-    Attributes:
-        title: Title.
-        columns: Column names, in order.
-        rows: Published and measured rows.
-        differs: Differences from the paper's setting, one sentence each.
-        remarks: Remarks, one sentence each.
-        setting: Sizes, seed, models.
-        files: Written files, for a figure.
+    ``differs`` has the differences from the paper's setting, one sentence each. ``setting`` has sizes, seed and models.
     """
 
     title: str
@@ -123,17 +110,13 @@ class ClassificationMetrics(NamedTuple):
 
 
 def balanced(recall: float, alarms: float) -> ClassificationMetrics:
-    """Accuracy, precision, recall and F1 of two rates, over equally many positives and negatives.
+    """Accuracy, precision, recall and F1 of the shares of positives and of as many negatives that are flagged.
 
     A positive is a query of an attack on a *member*: only members can be hidden. A quotient with denominator 0 is 0, as
     in Mirabel's tables.
 
     Deviation: in the paper's Table 2 some F1 values are not the harmonic mean of the printed precision and recall. Here
     F1 always is.
-
-    Args:
-        recall: Share of positives that are flagged, in [0, 1].
-        alarms: Share of negatives that are flagged, in [0, 1].
 
     >>> [round(x, 3) for x in balanced(1.0, 0.25)]
     [0.875, 0.8, 1.0, 0.889]
@@ -145,11 +128,8 @@ def balanced(recall: float, alarms: float) -> ClassificationMetrics:
 def balanced_cells(positives: npt.ArrayLike, *negatives: npt.ArrayLike) -> dict[str, Cell]:
     """``balanced`` with intervals: Clopper-Pearson for recall, draws of both rates for the others.
 
-    Rates are drawn from the Jeffreys posterior, so no interval shrinks to a point when all or none were flagged.
-
-    Args:
-        positives: Decision for each positive, at least one.
-        negatives: The same for one or more kinds of negatives of equal weight, at least one each.
+    Rates are drawn from the Jeffreys posterior, so no interval shrinks to a point when all or none were flagged. There
+    is at least one decision of each kind; several kinds of negatives have equal weight.
     """
     rng = np.random.default_rng(SEED)
     kinds = [np.asarray(kind, np.bool_) for kind in (positives, *negatives)]
@@ -180,10 +160,6 @@ def distance(members: npt.ArrayLike, others: npt.ArrayLike) -> Estimate:
     """``ks_statistic`` with an interval: the value plus and minus the deviation of resampled distribution functions.
 
     A percentile interval would be wrong: resamples of two equal samples are never as equal as the samples.
-
-    Args:
-        members: Scores, at least one.
-        others: Scores, at least one.
     """
     return averaged([(members, others)])
 

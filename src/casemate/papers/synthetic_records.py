@@ -38,19 +38,11 @@ FACTS = 8
 
 @dataclass(frozen=True)
 class Record:
-    """A chunk, and its facts.
-
-    Attributes:
-        document: The chunk.
-        name: Name of its person.
-        facts: Attribute and value of each statement.
-        first: Its first sentence.
-    """
+    """A chunk about one name; ``facts`` are attribute and value of each statement."""
 
     document: Document
     name: str
     facts: tuple[tuple[str, str], ...]
-    first: str
 
     def asked(self, i: int) -> tuple[str, str]:
         """The question about a fact, and its correct answer."""
@@ -84,7 +76,7 @@ def _record(label: str, rng: np.random.Generator) -> Record:
         sentence = form.format(a=attribute, e=name, v=value)
         facts.append((attribute, value))
         sentences.append(sentence[0].upper() + sentence[1:])
-    return Record(Document(label, " ".join(sentences)), name, tuple(facts), sentences[0])
+    return Record(Document(label, " ".join(sentences)), name, tuple(facts))
 
 
 def _syllables(rng: np.random.Generator) -> str:

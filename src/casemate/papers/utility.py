@@ -132,13 +132,7 @@ async def _served(target: Target, k: int, count: Progress, item: Item) -> Served
 
 
 def halves(folder: Path, count: int, seed: int) -> tuple[list[str], list[Item]]:
-    """Calibration questions and test questions, about different articles.
-
-    Args:
-        folder: SQuAD.
-        count: Most test questions.
-        seed: Seed of the draw.
-    """
+    """Calibration questions of SQuAD, and at most ``count`` test questions, about different articles."""
     rng = np.random.default_rng(seed)
     title = {i: record["title"] for i, record in records(folder / "corpus.jsonl.gz").items()}
     about = {question: title[document] for question, document in relevant(folder / "qrels.tsv").items()}

@@ -62,7 +62,6 @@ class HttpClient:
         requests_per_s: Requests a second, retries included; 0: no limit.
         max_bytes: Bytes of a response beyond which reading stops with an error.
         max_requests: Requests, retries and redirects included, after which none is sent; 0: no limit.
-        requests: Requests so far, retries included.
     """
 
     backend: str

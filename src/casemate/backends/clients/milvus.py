@@ -26,16 +26,10 @@ ABSENT = re.compile(
 
 @dataclass(eq=False)
 class MilvusServer:
-    """A connection to a Milvus server.
+    """A connection to a Milvus server; for its options, see ``MilvusIndex``.
 
-    Attributes:
-        backend: Plug-in name, for errors.
-        where: Location for messages, without secrets.
-        url: ``http://host:19530``.
-        token: ``user:password`` or an API key.
-        database: Its name. Empty: the default database.
-        timeout_s: Limit of one call.
-        if_absent: What a missing collection means and what to do, for errors.
+    For errors: the plug-in's name (``backend``), the location without secrets (``where``), and what a missing
+    collection means and what to do (``if_absent``).
     """
 
     backend: str

@@ -35,15 +35,10 @@ ABSENT_STATES = {"3F000", "42703", "42P01", "42P07"}  # no such schema, column o
 
 
 class PostgresServer:
-    """A connection pool for one database with pgvector.
+    """A connection pool for one database with pgvector; for its options, see ``PgvectorIndex``.
 
-    Args:
-        backend: Plug-in name, for errors.
-        url: ``postgresql://user:password@host:port/database``.
-        connections: Largest number of connections.
-        timeout_s: Limit of a connection attempt, and of one step on the server.
-        if_absent: What a missing table or column means, for errors.
-        place: Part of the database, for messages. Empty: the whole database.
+    For errors: the plug-in's name (``backend``), what a missing table or column means (``if_absent``), and the part of
+    the database (``place``; empty: all of it).
     """
 
     def __init__(

@@ -25,16 +25,10 @@ STATUS_ADVICE = {
 
 @dataclass(eq=False)
 class QdrantServer:
-    """A Qdrant server, or a location of the client's local mode.
+    """A Qdrant server, or a location of the client's local mode; for its options, see ``QdrantIndex``.
 
-    Attributes:
-        backend: Plug-in name, for errors.
-        where: Location for messages, without secrets.
-        url: ``http://host:6333``; anything else is local mode.
-        api_key: Empty: the server needs none.
-        timeout_s: Limit of one call.
-        if_absent: What a missing collection means and what to do, for errors.
-        min_version: Oldest supported server version.
+    For errors: the plug-in's name (``backend``), the location without secrets (``where``), and what a missing
+    collection means and what to do (``if_absent``). ``min_version`` is the oldest supported server version.
     """
 
     backend: str

@@ -21,15 +21,10 @@ ADVICE = {
 
 @dataclass(eq=False)
 class RestServer:
-    """A server with JSON over HTTP. Thread-safe.
+    """A server with JSON over HTTP. Thread-safe. ``timeout_s`` limits each step of a call.
 
-    Attributes:
-        backend: Plug-in name, for errors.
-        where: Location for messages, without secrets.
-        url: Its address, with user and password if it needs them.
-        headers: Sent with each request, such as the API key.
-        timeout_s: Limit of one step of a call.
-        if_absent: What status 404 means and what to do, for errors.
+    The URL may have user and password. The headers are sent with each request, such as the API key. For errors: the
+    plug-in's name (``backend``), the location without secrets (``where``), and what status 404 means (``if_absent``).
     """
 
     backend: str

@@ -19,11 +19,9 @@ class PendingChange:
     """Rows to remove and documents to add, of one tenant.
 
     Attributes:
-        tenant: Owner.
         gone: Ids in the inventory of the replaced or removed sources.
         found: Those of them that the collection had.
         vectors: Their vectors at unit length, (len(found), dim), to subtract from the moments.
-        documents: To add.
         new: Vectors of the documents, (len(documents), dim), as given.
     """
 

@@ -22,7 +22,7 @@ from casemate.plugins import build
 from casemate.protocols import Steps
 from casemate.rag.chunking import split_document
 from casemate.redteam.campaigns.external_targets import ExternalTargets, build_external_targets
-from casemate.redteam.campaigns.extraction import ExtractionRunner
+from casemate.redteam.campaigns.extraction import ExtractionRunner, crawl_plan
 from casemate.redteam.campaigns.liveness_checks import (
     QUESTIONS_BEFORE,
     check_liveness,
@@ -30,20 +30,21 @@ from casemate.redteam.campaigns.liveness_checks import (
     genre_check,
     refusal_check,
 )
-from casemate.redteam.campaigns.membership import MembershipRunner, UnmeasurableRunner, build_attacks
+from casemate.redteam.campaigns.membership import MembershipRunner, UnmeasurableRunner, build_attacks, experiment_plan
 from casemate.redteam.campaigns.pipeline import RUN, Campaign, Preparation, TargetSystem
 from casemate.redteam.lab.benign import benign_questions, measure_lost_answers
 from casemate.redteam.lab.capabilities import NO_BARE_TARGET, SKIPPED_CHECKS, Capability, NotObservable, unmet_checks
 from casemate.redteam.lab.datasets import IndexedSource, Split, read_provided, split_provided
-from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, digest
+from casemate.redteam.lab.experiment import Experiment, digest
 from casemate.redteam.lab.extraction_experiment import CrawlPlan
-from casemate.redteam.lab.judge import OFF, ON, MembershipLimits
+from casemate.redteam.lab.judge import OFF, ON
 from casemate.redteam.lab.results import CampaignResult, Utility
 from casemate.redteam.lab.store import CampaignStore
 from casemate.redteam.reporting.files import CRAWL, has_own_reports, target_folder
 from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Document, Query
 
+NO_WAITS: tuple[float, ...] = ()  # an external target retries by itself
 BENIGN_QUESTIONS = 100  # synthetic benign questions that measure the guard's cost
 MISSING = (
     "Membership inference needs texts that are known to be in the target's collection, and texts that are not. Set "
@@ -200,22 +201,14 @@ class ExternalMembershipCampaign(ExternalCampaign):
         identity = section.identity if Capability.CLIENTS in external.can else "campaign"
         key = digest(external.label, split.fingerprint, section.seed, identity, config.rag.k, sorted(attacks))
         current = self.open_round(store, external, key)
-        plan = ExperimentPlan(
-            seed=section.seed,
-            k=config.rag.k,
-            identity=identity,
-            questions=section.budget,
-            concurrency=section.concurrency,
-            waits=(),  # an external target retries by itself
-            label=current.label,
-        )
+        plan = replace(experiment_plan(config, current.label), identity=identity, waits=NO_WAITS)
         unknown = IndexedSource((), np.empty((0, 0), np.float32))
         indexed = {document.source: unknown for document in split.members}
         experiment = Experiment(attacks, split, external.targets, store, indexed, plan)
         comparable = OFF in external.targets and "harmless" not in section.skip_checks
         runner = MembershipRunner(
             experiment,
-            MembershipLimits(section.gate.adjusted_accuracy, section.gate.harmless),
+            section.gate,
             measure_utility=partial(self._measure_utility, external, split) if comparable else None,
             not_observable=not_observable,
             extra_checks=lambda: (genre_check(split), refusal_check(experiment.trials())),
@@ -265,15 +258,7 @@ class ExternalExtractionCampaign(ExternalCampaign):
         settings = [section.seed, crawl.clients, crawl.schedule, crawl.questions]
         facts = [external.label, *settings, config.rag.k, attacks]
         current = self.open_round(store, external, f"crawl-{digest(*facts)}")
-        plan = CrawlPlan(
-            seed=section.seed,
-            k=config.rag.k,
-            questions=crawl.questions,
-            clients=crawl.clients,
-            schedule=crawl.schedule,
-            waits=(),  # an external target retries by itself
-            label=current.label,
-        )
+        plan = replace(crawl_plan(config, current.label), waits=NO_WAITS)
         size = config.rag.chunk.tokens or embedder.max_tokens
         chunks = [
             c for document in documents for c in split_document(document, embedder, size, config.rag.chunk.overlap)

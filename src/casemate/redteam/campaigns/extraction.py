@@ -22,13 +22,27 @@ from casemate.redteam.lab.judge import ATLAS_LEAKAGE, EXTRACTION_FAILS, ON, OWAS
 from casemate.redteam.lab.results import BenignReplay, CampaignResult, Check, CheckStatus, Crawl, ExtractionSide
 from casemate.redteam.lab.store import CampaignStore
 from casemate.redteam.reporting.sessions import crawl_sessions
-from casemate.types import Document
+from casemate.types import DEFAULT_TENANT, Document
 
 NOT_TESTED = ("Membership inference, and poisoning: crawlers only extract texts.",)
 UNKNOWN_COLLECTION = (
     "recovered texts cannot be compared with the collection, whose texts are not provided; set "
     "redteam.provided.corpus to them, or redteam.provided.members to a random sample"
 )
+
+
+def crawl_plan(config: Config, label: str, tenant: str = DEFAULT_TENANT) -> CrawlPlan:
+    """The configured crawl; the label is a fingerprint of everything else that replies depend on."""
+    section, crawl = config.redteam, config.redteam.crawl
+    return CrawlPlan(
+        seed=section.seed,
+        k=config.rag.k,
+        tenant=tenant,
+        questions=crawl.questions,
+        clients=crawl.clients,
+        schedule=crawl.schedule,
+        label=label,
+    )
 
 
 @dataclass(eq=False)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from casemate import plugins
-from casemate.config import Config
+from casemate.config import Config, GateSection
 from casemate.plugins import build
 from casemate.protocols import MembershipAttack, Steps
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS, AttackRunner
 from casemate.redteam.lab.capabilities import NotObservable
-from casemate.redteam.lab.experiment import Experiment
+from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
 from casemate.redteam.lab.judge import (
     ATLAS,
     INFERENCE_FAILS,
     OWASP,
-    MembershipLimits,
     judge_campaign,
     without_decisions,
 )
@@ -26,6 +25,7 @@ from casemate.redteam.lab.results import CampaignResult, Check, CheckStatus, Uti
 from casemate.redteam.lab.two_world_audit import TwoWorldFindings
 from casemate.redteam.reporting.sessions import attack_sessions
 from casemate.reports.format import plural
+from casemate.types import DEFAULT_TENANT
 
 ENDED_EARLY = "audit_sessions_ended_early"  # key of `CampaignResult.evidence`; see `TwoWorldFindings.ended_early`
 NOT_TESTED = (
@@ -39,6 +39,20 @@ def build_attacks(config: Config, folder: Path) -> dict[str, MembershipAttack]:
     return {part.use: build("attack", part, folder) for part in config.redteam.attacks}
 
 
+def experiment_plan(config: Config, label: str, tenant: str = DEFAULT_TENANT) -> ExperimentPlan:
+    """The configured experiment; the label is a fingerprint of everything else that trials depend on."""
+    section = config.redteam
+    return ExperimentPlan(
+        seed=section.seed,
+        k=config.rag.k,
+        tenant=tenant,
+        identity=section.identity,
+        questions=section.budget,
+        concurrency=section.concurrency,
+        label=label,
+    )
+
+
 @dataclass(eq=False)
 class MembershipRunner(AttackRunner):
     """Membership attacks on the candidates of a split.
@@ -48,7 +62,7 @@ class MembershipRunner(AttackRunner):
     """
 
     experiment: Experiment
-    limits: MembershipLimits
+    limits: GateSection
     measure_utility: Callable[[Steps], Awaitable[Utility | None]] | None = None
     audit_worlds: Callable[[Steps], Awaitable[TwoWorldFindings]] | None = None
     not_observable: NotObservable | None = None
@@ -91,15 +105,11 @@ class MembershipRunner(AttackRunner):
     def judge(self) -> CampaignResult:
         """See `AttackRunner.judge`."""
         experiment, worlds = self.experiment, self._worlds
-        reported = attack_sessions(experiment)
-        trials, audit = experiment.trials(), worlds.audit if worlds else None
-        judged = judge_campaign(
-            trials, experiment.split, experiment.attacks, self.limits, self._utility, self.not_observable or audit
-        )
-        return CampaignResult(
-            attacks=judged.attacks,
-            utility=self._utility,
-            audit=audit,
+        reported, trials = attack_sessions(experiment), experiment.trials()
+        audit = self.not_observable or (worlds.audit if worlds else None)
+        judged = judge_campaign(trials, experiment.split, experiment.attacks, self.limits, self._utility, audit)
+        return replace(
+            judged,
             checks=(*without_decisions(judged.checks, self.undecided), *self.extra_checks()),
             not_tested=(*_unused_attacks(experiment.attacks), *NOT_TESTED),
             simulated=(SCRIPTED_ATTACKS,),
@@ -137,8 +147,7 @@ class MembershipRunner(AttackRunner):
 class UnmeasurableRunner(AttackRunner):
     """Asks nothing: without known members and non-members, replies say nothing about membership.
 
-    Attributes:
-        why: What is missing, in one sentence: the only check of the campaign.
+    ``why`` says what is missing: the only check of the campaign.
     """
 
     why: str

@@ -33,8 +33,8 @@ from casemate.plugins import build
 from casemate.protocols import Defense, Embedder, Generator, Index, Steps
 from casemate.rag.corpus import Corpus
 from casemate.rag.pipeline import Rag
-from casemate.redteam.campaigns.extraction import ExtractionRunner
-from casemate.redteam.campaigns.membership import MembershipRunner, build_attacks
+from casemate.redteam.campaigns.extraction import ExtractionRunner, crawl_plan
+from casemate.redteam.campaigns.membership import MembershipRunner, build_attacks, experiment_plan
 from casemate.redteam.campaigns.pipeline import (
     INDEX,
     RUN,
@@ -52,7 +52,7 @@ from casemate.redteam.lab.capabilities import OWN_SYSTEM
 from casemate.redteam.lab.datasets import IndexedSource, Split
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, RunOnWorkers
 from casemate.redteam.lab.extraction_experiment import CrawlPlan
-from casemate.redteam.lab.judge import ON, MembershipLimits
+from casemate.redteam.lab.judge import ON
 from casemate.redteam.lab.results import BenignReplay, Check, CheckStatus, Utility
 from casemate.redteam.lab.store import CampaignStore
 from casemate.redteam.lab.two_world_audit import TwoWorldFindings, two_world_audit
@@ -218,20 +218,13 @@ class OwnMembershipCampaign(OwnCampaign):
         systems = TargetFactory(self.config, self.config.folder, rag, await self._calibrate(rag, steps))
         indexed = datasets.indexed_sources(index, {d.source for d in split.members}, self.tenant)
         calibrations = [path.read_text(encoding="utf-8") for path in calibration_files(systems.calibrations)]
-        plan = ExperimentPlan(
-            seed=section.seed,
-            k=self.config.rag.k,
-            tenant=self.tenant,
-            identity=section.identity,
-            questions=section.budget,
-            concurrency=section.concurrency,
-            label=self.label(rag, [sorted(index.digests(self.tenant).items()), *calibrations]),
-        )
+        label = self.label(rag, [sorted(index.digests(self.tenant).items()), *calibrations])
+        plan = experiment_plan(self.config, label, self.tenant)
         workers = self._workers(systems, split, indexed, plan, directory / INDEX)
         experiment = Experiment(attacks, split, systems.targets(), store, indexed, plan, workers)
         runner = MembershipRunner(
             experiment,
-            MembershipLimits(section.gate.adjusted_accuracy, section.gate.harmless),
+            section.gate,
             measure_utility=partial(self._measure_utility, systems, experiment),
             audit_worlds=partial(self._audit_worlds, systems, experiment) if self.two_worlds else None,
             undecided=describe_undecided(self.app.guard.defenses, index.moments(self.tenant).n),
@@ -327,7 +320,7 @@ class OwnExtractionCampaign(OwnCampaign):
     async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
         """See `Campaign.prepare`."""
         self.app.require_documents(self.tenant)
-        section, index = self.config.redteam, self.app.index
+        index = self.app.index
         digests = index.digests(self.tenant)
         chunks = [d for documents, _ in index.scan(self.tenant) for d in documents]
         directory = self.open_directory(self.fingerprint(sorted(digests.items())))
@@ -335,15 +328,7 @@ class OwnExtractionCampaign(OwnCampaign):
         rag = self.bare_system(index, store)
         systems = TargetFactory(self.config, self.config.folder, rag, None)
         label, discard = _usable_label(store, self.label(rag, sorted(digests.items())))
-        plan = CrawlPlan(
-            seed=section.seed,
-            k=self.config.rag.k,
-            tenant=self.tenant,
-            questions=section.crawl.questions,
-            clients=section.crawl.clients,
-            schedule=section.crawl.schedule,
-            label=label,
-        )
+        plan = crawl_plan(self.config, label, self.tenant)
         runner = ExtractionRunner(
             self.config,
             systems.targets,

@@ -19,3 +19,7 @@ GENERAL_WORDS: tuple[str, ...] = tuple(_PARTS["general"].split())
 """Initial words for an unknown subject."""
 NON_ANCHOR_WORDS = frozenset(_PARTS["non-anchor"].split())
 """Words that are never anchors: they name nothing, or are verbs without a verb ending."""
+ILLNESSES: tuple[str, ...] = tuple(" ".join(_PARTS["illnesses"].split()).split(", "))
+NAMES: tuple[str, ...] = tuple(_PARTS["names"].split())
+"""First names."""
+MAIL_SUBJECTS: tuple[str, ...] = tuple(" ".join(_PARTS["mail subjects"].split()).split(", "))

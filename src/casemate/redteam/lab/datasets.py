@@ -104,16 +104,9 @@ def draw_split(
 ) -> Split:
     """Draws members and non-members from whole documents at random: the requested numbers, or fewer with a note.
 
-    A non-member with a near-duplicate that stays in the index is replaced by another.
-
-    Args:
-        documents: All whole documents of the index, each name once.
-        members: Number of members.
-        nonmembers: Number of non-members.
-        seed: Seed of the draw.
-        fixed: Which of `members` and `nonmembers` must not be reduced.
-        leaves_enough: Whether the index is large enough without these non-members. If not, fewer are drawn, but
-            not fewer than `MIN_CANDIDATES`.
+    A non-member with a near-duplicate that stays in the index is replaced by another. ``documents`` are all whole
+    documents of the index, each name once. ``fixed``: which of `members` and `nonmembers` must not be reduced. If the
+    index would be too small without the non-members (``leaves_enough``), fewer are drawn, at least `MIN_CANDIDATES`.
 
     Raises:
         DataError: If there are too few documents.

@@ -14,7 +14,6 @@ import json
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -85,7 +84,7 @@ class Trials:
         missing: Unfinished trials of the other attacks.
         why: Why trials are missing; empty if none is.
         failed: Questions in which a defense failed.
-        cost: `questions` of finished trials, questions `refused` by the target, `seconds` of this run.
+        cost: `questions` of finished trials, questions `refused` by the target.
     """
 
     done: Mapping[tuple[str, str], tuple[Trial, ...]]
@@ -155,7 +154,6 @@ class Experiment:
     _target_limit: str = field(default="", init=False)
     _studied: set[str] = field(default_factory=set, init=False)
     _budget: Budget = field(default_factory=Budget, init=False)
-    _seconds: float = field(default=0.0, init=False)
 
     @property
     def total(self) -> int:
@@ -172,20 +170,16 @@ class Experiment:
         unknown = [d.source for d in self.split.members if d.source not in self.indexed]
         if unknown:
             raise DataError(f"{len(unknown)} members are not in the index, {unknown[0]!r} first; copy the index again")
-        began = time.monotonic()
         done = self._finished_trials()
         self._reset(Budget(self.plan.questions, _questions(done)))
         progress(sum(map(len, done.values())))
-        try:
-            if self.run_on_workers is not None and self.plan.identity != "campaign":
-                await self._distribute(self.run_on_workers, self._open_items(done), progress)
-                done = self._finished_trials()
-            await self._study([name for name in self.attacks if self._is_open(name, done)])
-            attack = partial(self._attack, record=partial(self._record, progress))
-            limit = 1 if self.plan.identity == "campaign" else self.plan.concurrency
-            await map_concurrently(attack, self._open_items(done), limit)
-        finally:
-            self._seconds = time.monotonic() - began
+        if self.run_on_workers is not None and self.plan.identity != "campaign":
+            await self._distribute(self.run_on_workers, self._open_items(done), progress)
+            done = self._finished_trials()
+        await self._study([name for name in self.attacks if self._is_open(name, done)])
+        attack = partial(self._attack, record=partial(self._record, progress))
+        limit = 1 if self.plan.identity == "campaign" else self.plan.concurrency
+        await map_concurrently(attack, self._open_items(done), limit)
         return self.trials()
 
     async def expected_questions(self) -> int:
@@ -236,7 +230,7 @@ class Experiment:
         done = {key: tuple(trials[c] for c in order if c in trials) for key, trials in kept.items()}
         missing = sum(len(order) - len(trials) for (name, _), trials in done.items() if name not in self._errors)
         counts = [self.store.failure_counts(self._campaign(name), target) for name, target in done]
-        cost = {"questions": _questions(kept), "refused": sum(r for _, r in counts), "seconds": self._seconds}
+        cost = {"questions": _questions(kept), "refused": sum(r for _, r in counts)}
         return Trials(done, dict(self._errors), missing, self._missing_reason(missing), sum(f for f, _ in counts), cost)
 
     def exchanges(self, attack: str, target: str, candidate: str) -> tuple[Exchange, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -66,8 +65,6 @@ class CrawlTrace:
     """The exchanges of one crawl of one target in the order of asking, and the recovered texts in that of recovery.
 
     Attributes:
-        exchanges: In the order of asking.
-        finds: Recovered texts in the order of recovery.
         resumed: Exchanges of earlier runs. A guard that keeps client state in memory had lost theirs.
         exhausted: Whether the budget ended the crawl, and not the attack.
         error: Why the crawl was aborted; empty if it was not. Earlier results count.
@@ -78,7 +75,6 @@ class CrawlTrace:
     resumed: int = 0
     exhausted: bool = False
     error: str = ""
-    seconds: float = 0.0
 
 
 @dataclass(eq=False)
@@ -102,7 +98,6 @@ class Crawler:
         return {target: await self._crawl(target, progress) for target in self.targets}
 
     async def _crawl(self, target: str, progress: Progress) -> CrawlTrace:
-        began = time.monotonic()
         session = CrawlSession(self.targets[target], self.store, f"{self._campaign}-{target}", self.plan, progress)
         finds, error = list[RecoveredText](), ""
         rng = np.random.default_rng(int(digest(self.plan.seed, self.name), 16))
@@ -117,9 +112,7 @@ class Crawler:
             error = describe_error(session.fault)
             log.error("the crawl %s of %s was aborted: %s", self.name, target, error)
             log.debug("traceback of the aborted crawl", exc_info=session.fault)
-        seconds = time.monotonic() - began
-        exhausted = session.budget.exhausted
-        return CrawlTrace(session.exchanges, tuple(finds), session.resumed, exhausted, error, seconds)
+        return CrawlTrace(session.exchanges, tuple(finds), session.resumed, session.budget.exhausted, error)
 
     @property
     def _campaign(self) -> str:

@@ -36,14 +36,9 @@ def measure_crawl(
 
     Replies are decoded by the attack before. The papers use an embedder that is not the attacked system's.
 
-    Args:
-        crawler: The attack that was run.
-        traces: The result of `Crawler.run`.
-        chunks: All chunks of the tenant's index, each id once.
-        embedder: Embeds chunks and replies for cosines.
-        windows: Whether sliding windows of replies are compared too, or their sizes in words. They are nine tenths of
-            the work; with fewer sizes, or without any, the rates can only be lower.
-        step: Opens a progress display for a number of texts to embed.
+    ``windows``: whether sliding windows of replies are compared too, or their sizes in words. They are nine tenths of
+    the work; with fewer sizes, or without any, the rates can only be lower. ``step`` opens a progress display for a
+    number of texts to embed.
 
     Raises:
         ValueError: If there are no chunks.

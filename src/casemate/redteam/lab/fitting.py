@@ -28,12 +28,9 @@ MAX_SWEEPS = 20  # maximum passes over the thresholds of a corner; the third pas
 
 @dataclass(frozen=True, slots=True)
 class DecisionRule:
-    """Predicts membership by a threshold on a score.
+    """Predicts membership by a threshold on a score, infinite if all predictions are equal.
 
-    Attributes:
-        threshold: The threshold; infinite if all predictions are equal.
-        above: Whether members score above the threshold.
-        accuracy: Balanced accuracy on the fitting candidates, at least 0.5.
+    ``above``: members score above it. ``accuracy`` is the balanced one on the fitting candidates, at least 0.5.
     """
 
     score: Scorer
@@ -49,12 +46,9 @@ class DecisionRule:
 
 @dataclass(frozen=True, slots=True)
 class CrossFit:
-    """Out-of-fold predictions: each candidate is judged by the rule fitted on the other half.
+    """Out-of-fold predictions: each candidate is judged by the rule fitted on the other half. Arrays are (n,).
 
-    Attributes:
-        member: True membership, (n,).
-        score: The attack's only feature, or the log-odds of membership from several features, (n,).
-        predicted: Predicted membership, (n,).
+    The score is the attack's only feature, or the log-odds of membership from several features.
     """
 
     member: BoolArray

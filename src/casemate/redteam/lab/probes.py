@@ -35,15 +35,7 @@ EXAMPLES = (
 
 
 class ProbeTrial(NamedTuple):
-    """What one question shows. None: not tried.
-
-    Attributes:
-        baseline: Whether the effect shows without an injected document.
-        control: Whether the reader follows the instruction of the user.
-        retrieved: Whether the injected document was in the context, guard off.
-        off: Whether the effect shows with the injected document, guard off.
-        suspicious: Whether screening finds the injected document suspicious.
-    """
+    """What one question shows, as `ProbeResult` counts it. None: not tried."""
 
     baseline: bool | None = None
     control: bool | None = None

@@ -172,9 +172,7 @@ class ExtractionResult:
         first_alarm: Number of the first question with an alarm; None: no alarm. Lower is better.
         finds: Texts that the attack attributes to the collection. They are the operator's data.
         first_recovered: Number of the question that recovered each chunk, by chunk id; operator's data, as `finds`.
-        resumed: See `CrawlTrace`.
-        exhausted: See `CrawlTrace`.
-        error: See `CrawlTrace`.
+        resumed: As exhausted and error, see `CrawlTrace`.
     """
 
     questions: int
@@ -259,9 +257,7 @@ class ExtractionSide:
         texts: Distinct texts that the attack attributes to the collection.
         words: Words in these texts.
         vocabulary: Distinct words in these texts, in lower case.
-        resumed: See `CrawlTrace`.
-        exhausted: See `CrawlTrace`.
-        error: See `CrawlTrace`.
+        resumed: As exhausted and error, see `CrawlTrace`.
     """
 
     questions: int

@@ -35,14 +35,9 @@ MAX_DETAILS = 5  # maximum number of differences reported in detail
 
 @dataclass(frozen=True, slots=True)
 class ContextDifference:
-    """One question whose context reveals that a document was withheld.
+    """One question of a session, by its number from 0, whose context reveals that a document was withheld.
 
-    Attributes:
-        attack: Attack that asked the question.
-        candidate: Source of the withheld document.
-        number: Number of the question in its session, from 0.
-        context: Document ids in the context with the candidate's unit in the index.
-        without: Document ids in the context without it.
+    ``context`` has the ids of documents in the context with the candidate's unit in the index, ``without`` without it.
     """
 
     attack: str
@@ -185,13 +180,8 @@ async def two_world_audit(
     separately.
     A member is counted, but not compared, if no calibration fits both worlds, or a defense has too few chunks in one.
 
-    Args:
-        index: The lab's index; must not change during the audit.
-        make_guard: Builds a guard over an index, without client state and event store.
-        sessions: Attack, member and exchanges, from `Experiment.member_sessions("on")`.
-        indexed: The members that are indexed, from `datasets.indexed_sources`.
-        plan: The experiment's settings.
-        progress: Counts the finished sessions.
+    The index must not change during the audit. Guards have neither client state nor an event store. Sessions come from
+    `Experiment.member_sessions("on")`, the indexed members from `datasets.indexed_sources`.
 
     Raises:
         DataError: If a member has no indexed chunks.

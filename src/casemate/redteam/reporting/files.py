@@ -40,13 +40,8 @@ def write_report(
     The page of a membership campaign also shows the last crawl in the folder, with a status of its own. All files are
     rendered before the first is replaced, and each is replaced atomically: readers see an old file or a new one.
 
-    Args:
-        campaign: The result.
-        folder: The folder, created if missing.
-        baseline: An earlier result; the page then starts with the changes.
-        stem: File name without extension.
-        archive: A folder that receives copies of the files; None: none.
-        configuration: The configuration file, which the SARIF report names.
+    With a ``baseline``, an earlier result, the page starts with the changes. ``archive`` is a folder that receives
+    copies of the files. The SARIF report names the ``configuration`` file.
 
     Raises:
         BackendError: If the folder cannot be written.

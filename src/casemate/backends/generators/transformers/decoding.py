@@ -15,16 +15,11 @@ NAME = "transformers"
 
 @dataclass(frozen=True, eq=False)
 class DecodingModel:
-    """A model and what a decoding session needs of it.
+    """A causal language model of transformers, on its device, and what a decoding session needs of it.
 
-    Attributes:
-        model: A causal language model of transformers, on its device.
-        name: Name for errors.
-        size: Size of the vocabulary; logits beyond have no token.
-        limit: Largest context length in tokens.
-        cost: FLOPs of reading some tokens after some others.
-        translate_errors: Translates errors of torch to ``BackendError``.
-        keeps_last_logits: Whether the model can compute the logits of the last positions only.
+    ``size`` is that of the vocabulary: logits beyond have no token. ``limit`` is the largest context length in tokens.
+    ``cost`` computes the FLOPs of reading some tokens after some others. ``keeps_last_logits``: the model can compute
+    the logits of the last positions only.
     """
 
     model: Any
