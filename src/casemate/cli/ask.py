@@ -40,7 +40,10 @@ def ask(
     tenant: Tenant = DEFAULT_TENANT,
     client: Annotated[str, typer.Option(help="Client name, for state kept per client. Default: a new client.")] = "",
     as_client: Annotated[
-        str, typer.Option("--as", help="Ask as an API key, by id or name: its tenant, labels, groups. Not recorded.")
+        str,
+        typer.Option(
+            "--as", help="Ask as an API key, by id or name, or the beginning of one. Nothing is recorded or counted."
+        ),
     ] = "",
     guard: Mode = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show verdicts and hidden documents.")] = False,
