@@ -368,7 +368,7 @@ class TestDrafts:
 
         assert doubt() == doubt(far) == ""
         assert doubt(again) == "its source states several answers"
-        assert doubt(elsewhere) == "another source may answer the question, too"
+        assert doubt(elsewhere) == "another source may also answer the question"
 
     def test_a_topic_of_two_sources_is_doubtful(self):
         pages = [Document("a", "The brass anchor of the pier."), Document("b", "A pier has a brass anchor, and nets.")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -56,21 +56,27 @@ class Ambiguity:
 
     @cached_property
     def _by_word(self) -> dict[str, list[int]]:
-        found = defaultdict[str, list[int]](list)
-        for i, statement in enumerate(self._statements):
-            for word in statement.words | statement.title:
-                found[word].append(i)
-        return found
+        """Numbers of the statements with a word, or whose title has it."""
+        return _postings(statement.words | statement.title for statement in self._statements)
+
+    @cached_property
+    def _by_source(self) -> dict[str, list[int]]:
+        return _postings({statement.source} for statement in self._statements)
 
     @cached_property
     def _chunks(self) -> list[tuple[str, frozenset[str]]]:
         return [(d.source, content_words(without_links(d.content))) for d in self.documents]
 
+    @cached_property
+    def _chunks_by_word(self) -> dict[str, list[int]]:
+        return _postings(found for _, found in self._chunks)
+
     def of_fact(self, fact: FactQuestion, source: str) -> str:
         """Why a question has more than one right answer, or one that another source states too; empty: it has one."""
         asked = content_words(fact.query) - _GENERIC - {stem(fact.kind)}
         own = normalized_tokens(fact.answer)
-        for i in {i for word in asked for i in self._by_word.get(word, ())}:
+        needed = self._needed(asked, MAX_SHARED)
+        for i in {i for word in needed for i in self._by_word.get(word, ())} | {*self._by_source.get(source, ())}:
             statement = self._statements[i]
             if not self._shares_words(asked, statement, source):
                 continue
@@ -78,7 +84,7 @@ class Ambiguity:
             if statement.source == source and any(answer != own for answer in answers):
                 return "its source states several answers"
             if statement.source != source and answers:
-                return "another source may answer the question, too"
+                return "another source may also answer the question"
         return ""
 
     def _shares_words(self, asked: frozenset[str], statement: _Statement, source: str) -> bool:
@@ -92,13 +98,35 @@ class Ambiguity:
         """Why a question is about more than one source; empty: it is about one."""
         asked = content_words(question) - _GENERIC
         whole = self._weight(asked)
-        for other, found in self._chunks:
+        needed = self._needed(asked, MAX_SHARED_CHUNK)
+        for i in {i for word in needed for i in self._chunks_by_word.get(word, ())}:
+            other, found = self._chunks[i]
             if other != source and self._weight(asked & found) >= MAX_SHARED_CHUNK * whole:
                 return "another source has the same words"
         return ""
 
+    def _needed(self, asked: frozenset[str], share: float) -> list[str]:
+        """Rarest words of a question: a text without all of them has less than this share of the question's weight."""
+        found, left = list[str](), self._weight(asked)
+        least = share * left
+        for word in sorted(asked, key=lambda word: (-self.genre.rarity(word), word)):
+            if left < least:
+                break
+            found.append(word)
+            left -= self._weight(frozenset({word}))
+        return found
+
     def _weight(self, found: frozenset[str]) -> float:
         return sum(0.1 + self.genre.rarity(word) for word in found)
+
+
+def _postings(rows: Iterable[Collection[str]]) -> dict[str, list[int]]:
+    """The numbers of the rows that contain each text."""
+    found = defaultdict[str, list[int]](list)
+    for i, row in enumerate(rows):
+        for word in row:
+            found[word].append(i)
+    return found
 
 
 def answers_in(text: str, kind: str) -> list[str]:
