@@ -233,7 +233,8 @@ class SqlEventStore(EventStore):
         """See ``EventStore.quota_usage``; errors as for ``scan``."""
         from sqlalchemy import text
 
-        return {str(name): float(used) for name, used in self._rows(text(quotas.USAGE), {"prefix": prefix})}
+        usage = text(quotas.USAGE[self._engine.dialect.name])
+        return {str(name): float(used) for name, used in self._rows(usage, {"prefix": prefix})}
 
     @contextmanager
     def _batch_in_flight(self, wait: bool = False) -> Iterator[list[EventRow]]:
