@@ -31,6 +31,7 @@ ON CONFLICT (name) DO UPDATE SET
 period = excluded.period, used = {used} + {granted}, granted = {granted}, at = {max}(t.at, excluded.at)
 RETURNING granted, used
 """
+DISCARD = "DELETE FROM casemate_quotas WHERE name = :name"
 USAGE = {
     "sqlite": "SELECT name, used FROM casemate_quotas WHERE name >= :prefix AND name < :prefix || char(1114111)",
     "postgresql": "SELECT name, used FROM casemate_quotas WHERE substr(name, 1, length(:prefix)) = :prefix",
