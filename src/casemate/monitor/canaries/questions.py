@@ -47,9 +47,10 @@ _STUDY = frozenset(
 )
 """Words that alone do not say what a subject is: *the study*, *the participants*."""
 _CLAUSE_END = re.compile(
-    r"\s*[,;:()–—]\s*|\s+(?:and|but|or|because|although|while|whereas|when|if|unless|which|who|whom|whose|that|where|so|"
-    r"than|as|compared|versus|vs)\s+"
+    r" ?[,;:()–—] ?| (?:and|but|or|because|although|while|whereas|when|if|unless|which|who|whom|whose|that|where|so"
+    r"|than|as|compared|versus|vs) "
 )
+"""End of a clause, in a text with single spaces."""
 _FREE_NUMBER = re.compile(r"(?<![\w.,/-])\d+(?:[.,]\d+)*(?![\w/-])")
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _YEAR = re.compile(r"1[0-9]{3}|20\d{2}")
@@ -133,7 +134,7 @@ def fact_questions(sentence: str, document: str = "") -> list[FactQuestion]:
     >>> fact_questions("They must leave within 20 minutes of the bell.")
     []
     """
-    text = " ".join(re.sub(r"\s*\([^()]*\)", "", sentence).split())
+    text = re.sub(r" ?\([^()]*\)", "", " ".join(sentence.split()))
     if not text.endswith(".") or _OPENING.search(text) or not MIN_WORDS <= len(text.split()) <= MAX_WORDS:
         return []
     dated = re.match(rf"In ({_YEAR.pattern}), (?=[A-Z]|the |an? )", text)
