@@ -97,6 +97,10 @@ class Memory(EventStore):
     def quota_usage(self, prefix):
         return {name: used for name, (used, _, _) in self.tallies.items() if name.startswith(prefix)}
 
+    def discard_quotas(self, names):
+        for name in names:
+            self.tallies.pop(name, None)
+
     def _given(self, w, used, period, at):
         now = self.clock()
         used = max(0.0, used - (now - at) * w.per_s) if period == w.period else 0.0

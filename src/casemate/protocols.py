@@ -298,6 +298,13 @@ class EventStore(Protocol):
             BackendError: If the store cannot be read.
         """
 
+    def discard_quotas(self, names: Collection[str]) -> None:
+        """Deletes quotas. A later request under one of these names begins at 0; unknown names have no effect.
+
+        Raises:
+            BackendError: If the store cannot be reached; some quotas may have been deleted.
+        """
+
     def lease(self, name: str, holder: str, seconds: float) -> bool:
         """Acquires or renews a lease; True if this holder alone has it, by the store's clock.
 
@@ -805,6 +812,10 @@ class EventStoreProxy(EventStore):
     def quota_usage(self, prefix: str) -> Mapping[str, float]:
         """See ``EventStore``."""
         return self._store.quota_usage(prefix)
+
+    def discard_quotas(self, names: Collection[str]) -> None:
+        """See ``EventStore``."""
+        self._store.discard_quotas(names)
 
     def lease(self, name: str, holder: str, seconds: float) -> bool:
         """See ``EventStore``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -201,6 +201,9 @@ class ReadOnlyEventStore(EventStoreProxy):
         """Returns what each request would be granted by the recorded usage, and consumes nothing."""
         used = [self._store.quota_usage(r.name).get(r.name, 0.0) for r in requests]
         return [QuotaGrant(min(r.amount, max(0, int(r.most - u))), u) for r, u in zip(requests, used, strict=True)]
+
+    def discard_quotas(self, names: Collection[str]) -> None:
+        """Deletes nothing."""
 
     def close(self) -> None:
         """Does nothing: the caller owns the store."""

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from casemate.app import open_app
 from casemate.backends.channels.apprise import AppriseChannel
 from casemate.backends.channels.webhook import WebhookChannel, signature, verify
 from casemate.backends.event_stores.sql import SqlEventStore
@@ -31,6 +32,7 @@ from casemate.monitor.alerts.alert import Alert, raise_alert
 from casemate.monitor.alerts.delivery_queue import DELIVERY_KIND
 from casemate.monitor.alerts.outbox import Outbox
 from casemate.monitor.canaries.results import Severity
+from casemate.monitor.service import open_alert_dispatcher
 from casemate.plugins import build
 from casemate.types import Notification, Secret
 from tests.unit.listener import Listener
@@ -263,6 +265,21 @@ def test_channels_are_built_from_configuration_and_secrets_from_the_environment(
     assert build("channel", PluginSpec(use="apprise", url=Secret("json://x"))).name == "apprise"
     with pytest.raises(ConfigError, match="is a secret"):
         build("channel", PluginSpec(use="webhook", url="https://x", secret=KEY))
+
+
+def test_all_errors_of_all_channels_are_reported_at_once(tmp_path):
+    (tmp_path / "casemate.yaml").write_text(
+        "monitor: {channels: [{use: webhook, name: ops, url: '${TEST_URL}', timeout_s: 0}, {use: webhok}, "
+        "{use: apprise, name: chat, url: '${TEST_URL}', wrong: 1}]}\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEST_URL", "ftp://receiver")
+        with open_app(tmp_path / "casemate.yaml") as app, pytest.raises(ConfigError) as raised:
+            open_alert_dispatcher(app)
+    message = str(raised.value)
+    assert message.startswith("3 channels are configured wrongly: channel 'ops': ")
+    for error in ("the url must begin", "set secret to", "timeout_s is 0", "webhok", "apprise' has no option 'wrong'"):
+        assert error in message
 
 
 def test_retried_deliveries_have_the_same_key(tmp_path, monkeypatch):

@@ -65,6 +65,43 @@ def test_flagged_clients_are_listed_until_they_are_reset(place):
     place.close()
 
 
+def test_the_list_fits_80_columns_and_its_prefixes_are_accepted(place, monkeypatch):
+    monkeypatch.setattr(client_command, "out", Console(width=80, highlight=False))
+    keys = [ApiKeyStore(place).create(Grant(f"web-shop-{i}"))[0] for i in range(3)]
+    names = [f"{key.id}/customer-{key.id}@department.example.org" for key in keys]
+    names += [f"cli-{i}{'0' * 31}" for i in "ab"]
+    for name in names:
+        WithheldDocuments("mirabel", 3600.0, place).add("default", name, "a")
+        place.append(flagged(name))
+    place.flush()
+    done = CliRunner().invoke(cli, ["client", "list"], catch_exceptions=False)
+    table = done.stdout.partition("client: first characters")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    short = [line.split("│")[1].strip() for line in table.splitlines() if "mirabel" in line]
+    assert len(short) == 5 and max(map(len, short)) == 16
+    assert [sum(name.startswith(one) for one in short) for name in names] == [1] * 5
+    done = CliRunner().invoke(cli, ["client", "reset", keys[0].id[:12]], catch_exceptions=False)
+    assert done.stdout.startswith(f"reset {names[0]}: ")
+    assert names[0] not in listed() and names[1] in listed()
+    with pytest.raises(ConfigError, match=rf"2 clients begin with 'cli-': {names[3]}, {names[4]}; give more"):
+        cli(["client", "reset", "cli-"], standalone_mode=False)
+    place.close()
+
+
+def test_keys_are_found_by_the_beginning_of_their_id_or_name(place):
+    keys = ApiKeyStore(place)
+    shop, _ = keys.create(Grant("web-shop"))
+    other, _ = keys.create(Grant("web-forum"))
+    assert keys.named("web-s") == keys.named(shop.id[:15]) == keys.named("web-shop")
+    with pytest.raises(ConfigError, match=r"2 valid keys match 'web': .*web-shop.*; give the id of one"):
+        keys.named("web")
+    assert keys.revoke(other.id[:15]).id == other.id
+    assert keys.named("web") == keys.named("web-shop")
+    with pytest.raises(ConfigError, match="no key has the id ''"):
+        keys.revoke("")
+    place.close()
+
+
 def test_clients_that_only_crawl_limit_limits_are_listed_with_their_requests(place):
     def at(number, client, grade, hidden=(), **more):
         body = {"tenant": "default", "client": client, "defense": "crawl_limit", "flagged": False, "enforced": True}

@@ -205,8 +205,11 @@ def test_a_daily_share_of_most_of_the_collection_is_a_note(questions, small, fol
         file.write(f"rag: {{corpus: corpus.jsonl, embedder: bag, k: 5}}\nguard: {{defenses: [{defense}]}}\n")
     monkeypatch.chdir(folder)
     done = CliRunner().invoke(cli, ["index"], catch_exceptions=False)
-    detail = "one client may see 35 of 40 chunks (88 %) in 24 hours; at most 10 (25 %) if guard.defenses has {use: "
-    detail += "crawl_limit, questions: 2}; further questions are then answered from these"
+    detail = "one client may be shown 35 of 40 chunks (88 %) in 24 hours. To show it at most 10 (25 %), write {use: "
+    detail += (
+        "crawl_limit, questions: 2} instead of crawl_limit in guard.defenses. A client is then shown new chunks for "
+    )
+    detail += "2 questions in 24 hours, and its other questions are answered from the chunks that it was shown before."
     assert (f"note: {detail}" in done.stderr) == small
     assert details(folder).get("daily share") == ((None, f"tenant 'default': {detail}") if small else None)
 

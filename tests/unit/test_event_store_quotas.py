@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
-from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.backends.event_stores.sql import SqlEventStore, quotas
 from casemate.errors import BackendError
 from casemate.types import QuotaGrant, QuotaRequest
 from tests.unit.monitor_stores import fresh_url
@@ -94,3 +96,16 @@ def test_a_closed_store_grants_nothing(store):
     store.close()
     with pytest.raises(BackendError, match="closed"):
         store.acquire([QuotaRequest("b", 1, 1)])
+
+
+def test_the_quotas_of_a_prefix_are_found_by_their_key(tmp_path):
+    """SQLite: without a scan of the table. Names are compared as they are: no wildcards, and by case."""
+    store = SqlEventStore(path=tmp_path / "events.db")
+    names = ["a%", "a% 1", "a%é", "a%\U0001f600", "ab", "A% 2", "a", "b"]
+    consume(store, *(QuotaRequest(name, 1, 5) for name in names))
+    assert set(store.quota_usage("a%")) == {"a%", "a% 1", "a%é", "a%\U0001f600"}
+    assert set(store.quota_usage("")) == set(names)
+    with closing(sqlite3.connect(tmp_path / "events.db")) as database:
+        plan = database.execute(f"EXPLAIN QUERY PLAN {quotas.USAGE['sqlite']}", {"prefix": "a"}).fetchall()
+    assert "SEARCH" in plan[0][3] and "SCAN" not in plan[0][3]
+    store.close()

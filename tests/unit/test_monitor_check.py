@@ -232,7 +232,7 @@ class TestBehavior:
 
         case = BehaviorCase("Why?", "Qubits are superposed.", embedder=Near())
         assert behavior.behavior_violation("explain_quantum_computing", case) == ""
-        assert "0%" in behavior.behavior_violation("explain_quantum_computing", case._replace(embedder=None))
+        assert "0 %" in behavior.behavior_violation("explain_quantum_computing", case._replace(embedder=None))
         far = behavior.behavior_violation("explain_quantum_computing", case._replace(embedder=BagOfWords()))
         assert "its cosine with it is" in far
 

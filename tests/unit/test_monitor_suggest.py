@@ -18,8 +18,9 @@ from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.backends.target_answers import partial_answer
 from casemate.errors import ConfigError, DataError, MissingExtra
 from casemate.maths import clustering
-from casemate.monitor.canaries import drafts
+from casemate.monitor.canaries import drafts, questions
 from casemate.monitor.canaries import suggest as module
+from casemate.monitor.canaries.ambiguity import Ambiguity
 from casemate.monitor.canaries.canary import Canary, CanarySet
 from casemate.monitor.canaries.canary_file import parse_canaries
 from casemate.monitor.canaries.coverage import CorpusRegion, Coverage, RegionMap, measure_coverage
@@ -353,10 +354,27 @@ class TestDrafts:
         assert made and "harbor" in str(made)
         assert not [word for word in ("quayside", "zander", "xylograph", "span") if word in str(made)]
 
-    def test_answer_spans_are_the_only_ones_of_their_kind(self):
-        sentence = "In 1901 the mayor Elvin sold 40 barrels and 12 carts to Corbury."
-        assert drafts._answer_spans(sentence) == ["1901"]
-        assert drafts._answer_spans("It was 1901 when she met Elvin and took 40 of them.") == ["1901", "40", "Elvin"]
+    def test_a_source_with_several_answers_or_another_source_makes_a_draft_doubtful(self):
+        page = Document("ferry", "The old ferry of Corwick was sold in 1901.", title="Ferries")
+        fact = questions.FactQuestion("In which year was the old ferry of Corwick sold?", "1901", "year")
+        again = Document("ferry2", "In 1904, the ferry of Corwick was sold again, and it was old.", source="ferry")
+        elsewhere = Document("almanac", "The old ferry of Corwick was sold, says the almanac, in 1903.")
+        far = Document("mine", "The old mine of Fenton was closed in 1903.")
+        rest = [Document(f"d{i}", "A page about weaving and thread, wool and dye.") for i in range(9)]
+
+        def doubt(*others):
+            pages = [page, *others, *rest]
+            return Ambiguity(pages, ReferenceCorpus([d.content for d in pages])).of_fact(fact, page.source)
+
+        assert doubt() == doubt(far) == ""
+        assert doubt(again) == "its source states several answers"
+        assert doubt(elsewhere) == "another source may also answer the question"
+
+    def test_a_topic_of_two_sources_is_doubtful(self):
+        pages = [Document("a", "The brass anchor of the pier."), Document("b", "A pier has a brass anchor, and nets.")]
+        found = Ambiguity(pages, ReferenceCorpus())
+        assert found.of_topic("What is known about the brass anchor?", "a") == "another source has the same words"
+        assert found.of_topic("What is known about the nets?", "b") == ""
 
     def test_invented_names_do_not_occur_in_the_corpus(self):
         drafter = self.drafter()

@@ -214,6 +214,20 @@ def test_an_empty_list_of_untested_parts_is_reported_as_a_gap():
     assert "a gap in the record" in banner(render_html(campaign(not_tested=())))
 
 
+def test_the_extraction_of_a_system_asked_as_its_users_see_it_names_no_guard():
+    made = crawl_campaign()
+    (crawl,) = made.crawls
+    one = replace(crawl, by_target={"on": crawl.by_target["on"]})
+    outside = replace(made, crawls=(one,), sessions=(), evidence={"target": "http://a.example"})
+    section = render_html(outside).partition('<section class="extraction">')[2].partition("</section>")[0]
+    assert (
+        "number of questions: this system." in section and '<th class="side on" scope="row">this system</th>' in section
+    )
+    assert "guard off" not in section and "guard on" not in section
+    own = render_html(made).partition('<section class="extraction">')[2].partition("</section>")[0]
+    assert "guard off" in own and "guard on" in own
+
+
 def test_the_report_is_self_contained_and_without_script():
     page = Page(render_html(campaign(), campaign()))
     names = {name for name, _ in page.attributes}

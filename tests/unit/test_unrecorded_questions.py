@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 from typer.testing import CliRunner
@@ -10,6 +12,7 @@ from casemate import plugins
 from casemate.app import open_app
 from casemate.cli import cli
 from casemate.doctor import examine
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.redteam.campaigns.own import OwnExtractionCampaign, OwnMembershipCampaign
 from casemate.types import Query
 from tests.campaign_process import CONFIG, entry_points
@@ -72,6 +75,29 @@ def test_an_unrecorded_question_follows_a_switch_of_enforcement_at_run_time(fold
             answer = asyncio.run(app.unrecorded_target().ask(question))
             assert {v.enforced for v in answer.verdicts} == {enforce}
             assert ("d0" in [h.document.id for h in answer.retrieval.hits]) != enforce
+
+
+def test_ask_as_a_key_is_a_dry_run_that_changes_no_row_of_the_event_store(folder, monkeypatch):
+    config = folder / "casemate.yaml"
+    config.write_text(config.read_text().replace("crawl_limit", "{use: crawl_limit, budget: 300, questions: 2}"))
+    with open_app() as app:
+        path = app.config.folder / app.config.store.options.get("path", ".casemate/events.db")
+        key, _ = ApiKeyStore(app.store).create(Grant("web-shop"))
+        asyncio.run(app.target.ask(Query(documents(2, words=14)[1].text, key.id, k=3)))
+        assert app.store.flush()
+
+    def rows():
+        with closing(sqlite3.connect(path)) as database:
+            names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            return {name: database.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall() for name in names}
+
+    before = rows()
+    assert before["casemate_quotas"]
+    for options in (["--explain"], ["--json"], []):
+        for text in ("amber birch", documents(1, words=14)[0].text):
+            done = CliRunner().invoke(cli, ["ask", "--as", "web-shop", *options, text], catch_exceptions=False)
+            assert done.exit_code == 0, done.output
+    assert rows() == before
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def ask(
     tenant: Tenant = DEFAULT_TENANT,
     client: Annotated[str, typer.Option(help="Client name, for state kept per client. Default: a new client.")] = "",
     as_client: Annotated[
-        str, typer.Option("--as", help="Ask as an API key, by id or name: its tenant, labels, groups. Not recorded.")
+        str, typer.Option("--as", help="Ask as an API key, by id, name or its beginning: a dry run, not recorded.")
     ] = "",
     guard: Mode = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show verdicts and hidden documents.")] = False,

@@ -105,6 +105,9 @@ def watch_command(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT) ->
         channels = ", ".join(c.name for c in monitor.channels) or "none (set monitor.channels)"
         interval = monitor.app.config.monitor.interval
         say.print(f"interval: {interval}; notification channels: {shown(channels)}", soft_wrap=True)
+        changes = "newly accepted baselines and indexed documents are used from the next run on"
+        restart = f"after a change to casemate.yaml or {shown(str(monitor.file))}, restart this command"
+        say.print(f"{restart}; {changes}", soft_wrap=True)
         with interruptible(STOPPED):
             asyncio.run(monitor.watch(_say_run, _say_leader_change))
         say.print(STOPPED)  # SIGTERM

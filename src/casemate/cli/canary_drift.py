@@ -35,6 +35,7 @@ from casemate.monitor.service import CanaryMonitor, watched_questions
 from casemate.monitor.trends.baseline import load_baseline, updated_sources
 from casemate.monitor.trends.trend import read_results
 from casemate.rag.question_file import questions_in
+from casemate.reports.format import measured
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
@@ -231,7 +232,7 @@ def _show_shadow(diff: ShadowDiff) -> None:
         out.print(f"none of {diff.errors} questions was answered by both states")
         return
     share = diff.share
-    flips = f"{len(diff.flips)} of {diff.asked} answers flipped, {share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
+    flips = f"{len(diff.flips)} of {diff.asked} answers flipped, {measured(share, share=True)}"
     out.print(f"{flips}; {diff.errors} without an answer; overlap of the contexts {diff.overlap:.2f}", markup=False)
     for suspect in [s for s in diff.suspects if s.flips][:10]:
         what = f"new in {suspect.entered} contexts, {suspect.flips} of them with a flipped answer"

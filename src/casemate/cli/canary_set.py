@@ -31,13 +31,22 @@ from casemate.monitor.trends import baseline
 from casemate.monitor.trends.baseline import BASELINE_RUNS, Baseline
 from casemate.protocols import Target
 from casemate.rag.question_file import questions_in
-from casemate.reports.format import percent
+from casemate.reports.format import percent, plural
 from casemate.runtime.files import write_atomically
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
-SHOWN_REASONS = 3
-"""Reasons for dropped drafts that are shown."""
+REASONS = {
+    "missing_phrase": "the answer of the system lacks the fact",
+    "document_missing": "the context of the system lacks its document",
+    "low_rank": "its document does not come first in the context of the system",
+    "low_similarity": "its document is too far from the question",
+    "missing_refusal": "the system answers it, though the documents do not",
+    "unexpected_refusal": "the system refuses to answer it",
+    "backdoor_trigger": "the answer changes with the trigger",
+    "retrieval_shift": "the context changes with the trigger",
+}
+"""What the kinds of deviations say about a dropped draft."""
 
 
 @canary.command("suggest")
@@ -215,10 +224,17 @@ def _show_suggestion(found: CanarySuggestion, file: Path, wanted: int) -> None:
         out.print(f"covered: {percent(coverage.traffic.value)} of the given questions")
     for region in coverage.uncovered:
         out.print(shown(f"not covered: {region.name} ({region.chunks} chunks)"), soft_wrap=True)
-    if found.dropped:
-        reasons = Counter(d.reason.removeprefix("not filled: ") for d in found.dropped).most_common(SHOWN_REASONS)
-        listed = "; ".join(f"{reason.replace('_', ' ')} ({count})" for reason, count in reasons)
-        out.print(shown(f"other drafts were dropped, {len(found.dropped)} in all, mostly: {listed}"), soft_wrap=True)
+    if not found.dropped:
+        return
+    out.print(f"{plural(len(found.dropped), 'other draft')} were dropped, so that none is doubtful:", soft_wrap=True)
+    reasons = Counter(d.reason.removeprefix("not filled: ") for d in found.dropped)
+    for reason, count in reasons.most_common():
+        out.print(shown(f"  {count:>5,}  {_reason(reason)}"), soft_wrap=True)
+
+
+def _reason(reason: str) -> str:
+    """Why a draft was dropped, as a sentence. A draft that failed its test has the kinds of the deviations."""
+    return "; ".join(REASONS.get(part, part.replace("_", " ")) for part in reason.split(", "))
 
 
 def _false_answers(found: Sequence[DrillResult]) -> list[DrillResult]:
@@ -267,8 +283,9 @@ def _show_baseline(changes: Sequence[str], found: Baseline, accepted: bool) -> N
 def _show_comparison(comparison: Comparison) -> None:
     one, other = comparison.rates
     d = comparison.difference
-    out.print(f"[bold]{comparison.conclusion.value}[/bold]: pass rates {one:.1%} and {other:.1%}; ", end="")
-    out.print(f"difference {d.value:+.1%} [{d.low:+.1%}, {d.high:+.1%}], p = {comparison.p:.2g}", markup=False)
+    out.print(f"[bold]{comparison.conclusion.value}[/bold]: pass rates {percent(one)} and {percent(other)}; ", end="")
+    points = f"{100 * d.value:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}] percentage points"
+    out.print(f"difference {points}, p = {comparison.p:.2g}", markup=False)
     if comparison.overlap is not None and comparison.cosine is not None:
         out.print(f"overlap of the contexts {comparison.overlap:.2f}; cosine of the answers {comparison.cosine:.2f}")
     if comparison.left_out:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from casemate import config as configuration
 from casemate.cli.console import ConfigFile, Json, out, print_json, shown
+from casemate.cli.prefixes import SHORTEST, find_by_prefix, unique_prefixes
 from casemate.cli.serve import open_event_store
 from casemate.errors import ConfigError
 from casemate.gateway.auth.keys import ApiKeyStore
@@ -23,8 +24,6 @@ from casemate.guard.client_state.reset import KINDS as STATE_KINDS
 from casemate.guard.client_state.reset import reset_client, reset_of, reset_tenant
 from casemate.protocols import EventStore
 
-CLIENT_WIDTH = 16
-"""Characters of a key's id."""
 client = typer.Typer(help="Clients: list flagged and limited ones, reset a client or a tenant.", no_args_is_help=True)
 
 
@@ -60,6 +59,7 @@ def list_(
         keys = ApiKeyStore(store)
         keys.sync()
         names = {key.id: key.grant.name for key in keys.all()}
+        short = unique_prefixes([*_clients_with_state(store), *(one.client for one in found)])
     if as_json:
         print_json({"clients": [_as_json(one, names) for one in found], "restricted_tenants": limits.restricted()})
         return
@@ -68,19 +68,19 @@ def list_(
     if not found:
         out.print(f"no client was flagged or limited in the last {hours:g} hours")
         return
-    whole = Column("client", overflow="fold", min_width=CLIENT_WIDTH)  # 'client reset' needs all of it
+    first = Column("client", overflow="fold", min_width=SHORTEST)
     others = ("key", "tenant", "flagged", "sources", "limited", "last")
-    table = Table(whole, *(Column(name, overflow="fold") for name in others))
+    table = Table(first, *(Column(name, overflow="fold") for name in others))
     for one in found:
         by = ", ".join(f"{defense} {count}" for defense, count in one.verdicts.most_common())
         name = names.get(one.client.partition("/")[0], "")
         counts = str(len(one.withheld)), str(len(one.limited))
-        row = (one.client, name, one.tenant, by, *counts, f"{one.last:%m-%d %H:%M}")
+        row = (short[one.client], name, one.tenant, by, *counts, f"{one.last:%m-%d %H:%M}")
         table.add_row(*map(shown, row))
     out.print(table)
     out.print(
-        "flagged: verdicts by defense; sources: withheld; limited: requests with fewer documents or a cut answer; "
-        "last: UTC",
+        "client: first characters of its name, which 'client reset' accepts; --json has whole names; flagged: verdicts "
+        "by defense; sources: withheld; limited: requests with fewer documents or a cut answer; last: UTC",
         soft_wrap=True,
     )
 
@@ -88,7 +88,12 @@ def list_(
 @client.command()
 def reset(
     name: Annotated[
-        str | None, typer.Argument(metavar="[CLIENT]", help="Client from 'casemate client list'.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[CLIENT]",
+            help="Client from 'casemate client list', or the first characters of its name.",
+            show_default=False,
+        ),
     ] = None,
     tenant: Annotated[
         str | None, typer.Option(help="Tenant: end the restriction of all its clients.", show_default=False)
@@ -113,15 +118,22 @@ def reset(
             out.print(f"reset tenant {shown(tenant)}: the evidence about its clients together is deleted")
             return
         assert name is not None
-        tenants = sorted(
-            {str(e.body["tenant"]) for kind in STATE_KINDS for e in store.scan(kind) if e.body.get("client") == name}
-        )
-        if not tenants:
+        tenants_of = _clients_with_state(store)
+        whole = find_by_prefix(name, tenants_of, "clients")
+        if whole is None:
             raise ConfigError(f"there is no state of client {name[:120]!r}; 'casemate client list' shows the clients")
-        for one in tenants:
-            reset_client(store, one, name)
+        for one in sorted(tenants_of[whole]):
+            reset_client(store, one, whole)
     done = "withheld documents are available again, and the evidence is deleted; this cannot be undone"
-    out.print(f"reset {shown(name)}: {done}", soft_wrap=True)
+    out.print(f"reset {shown(whole)}: {done}", soft_wrap=True)
+
+
+def _clients_with_state(store: EventStore) -> dict[str, set[str]]:
+    """The clients that a reset changes, each with its tenants."""
+    found = defaultdict[str, set[str]](set)
+    for event in (e for kind in STATE_KINDS for e in store.scan(kind) if e.body.get("client")):
+        found[str(event.body["client"])].add(str(event.body["tenant"]))
+    return found
 
 
 def _flagged_clients(store: EventStore, since: datetime, limits: RecordedLimits) -> list[_FlaggedClient]:

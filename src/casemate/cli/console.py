@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from casemate.reports.format import NO_BREAK_SPACE, duration
 from casemate.text.tokens import REPLACEMENT_CHARACTER, UNSAFE_CHARACTERS
 
 LINE_SECONDS, MAX_LINE_SECONDS = 10.0, 60.0
@@ -103,10 +104,9 @@ def _progress_line(task: Task) -> str:
         done = f"{task.completed:,.0f} of {task.total:,.0f} "
     else:
         done = f"{task.completed:,.0f} done " if task.completed else ""
-    left, remaining = task.time_remaining, ""
-    if left is not None:
-        remaining = f", about {f'{left:.0f} s' if left < 90 else f'{left / 60:.0f} min'} left"
-    return f"{task.description}: {done}after {task.elapsed or 0:.0f} s{remaining}"
+    left, took = task.time_remaining, duration(max(1, round(task.elapsed or 0)))
+    remaining = f", about {duration(max(1, round(left)))} left" if left is not None else ""
+    return f"{task.description}: {done}after {took}{remaining}".replace(NO_BREAK_SPACE, " ")
 
 
 def bar() -> Progress:

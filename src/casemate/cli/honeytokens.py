@@ -29,7 +29,7 @@ from casemate.monitor.honeytokens.records import Style
 from casemate.monitor.honeytokens.search import search_files, training_strings
 from casemate.monitor.service import watched_questions
 from casemate.plugins import build
-from casemate.reports.format import percent, plural
+from casemate.reports.format import measured, percent, plural
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
@@ -166,8 +166,7 @@ def _show_planted(result: PlantingResult) -> None:
     out.print(f"{asked}; generation {result.generation} has {result.held}")
     if result.benign is not None:
         rate = result.benign
-        share = f"{rate.value:.1%} [{rate.low:.1%}, {rate.high:.1%}]"
-        out.print(f"{share} of the benign questions retrieve a new record", markup=False)
+        out.print(f"{measured(rate, share=True)} of the benign questions retrieve a new record", markup=False)
     if result.skipped:
         out.print(_why_skipped(result), markup=False, soft_wrap=True)
     if result.held < (needed := records_needed(LEVEL)):

@@ -156,7 +156,7 @@ def _details(one: ApiKey) -> Iterator[str]:
 
 @key.command()
 def revoke(
-    id_: Annotated[str, typer.Argument(metavar="ID", help="Id from 'casemate key list'.")],
+    id_: Annotated[str, typer.Argument(metavar="ID", help="Id from 'casemate key list', or its first characters.")],
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:

@@ -452,4 +452,15 @@ async def run_drill(
 
 
 def _channels(app: App) -> list[Channel]:
-    return [build("channel", spec, app.config.folder) for spec in app.config.monitor.channels]
+    """The configured channels; raises one ``ConfigError`` with the errors of all of them."""
+    found, errors = list[Channel](), list[str]()
+    for spec in app.config.monitor.channels:
+        try:
+            found.append(build("channel", spec, app.config.folder))
+        except ConfigError as error:
+            errors.append(str(error))
+    if len(errors) > 1:
+        raise ConfigError(f"{len(errors)} channels are configured wrongly: {'; '.join(errors)}")
+    if errors:
+        raise ConfigError(errors[0])
+    return found

@@ -112,6 +112,9 @@ def _quotas_are_not_exceeded(make: MakeEventStore) -> None:
         held = store.quota_usage("part")
         assert dict(held) == {"part one": 2, "part%two": 3}, f"quota_usage() returned {held}"
         assert not store.quota_usage("part_"), "a prefix has no wildcards"
+        store.discard_quotas(["part%two", "unknown"])
+        assert dict(store.quota_usage("part")) == {"part one": 2}, "discard_quotas() deletes the named quotas only"
+        assert store.acquire([QuotaRequest("part%two", 1, 5)])[0].used == 1, "a deleted quota begins at 0"
 
 
 def _handles_share_one_store(make: MakeEventStore) -> None:

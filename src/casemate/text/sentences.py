@@ -102,12 +102,12 @@ def restore_names(question: str, text: str) -> str:
     """Restores the capital letters of names in a question from a text.
 
     A name is a word that the text capitalizes within a sentence, or before a capitalized word, and never writes in
-    lower case.
+    lower case. Function words are no names.
 
     >>> restore_names("What do we have about priya Natarajan and bread?", "Priya Natarajan works. Bread is baked at 5.")
     'What do we have about Priya Natarajan and bread?'
     """
-    small = {word for word in WORD.findall(text) if word[0].islower()}
+    small = STOP_WORDS | {word for word in WORD.findall(text) if word[0].islower()}
     capitalized = [*(name for name in proper_nouns(text) if name.istitle()), *_BEFORE_CAPITAL.findall(text)]
     names = {name.lower(): name for name in capitalized if name.lower() not in small}
     return WORD.sub(lambda match: names.get(match[0], match[0]), question)

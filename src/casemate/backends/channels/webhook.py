@@ -62,14 +62,17 @@ class WebhookChannel(Channel):
     timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("https://", "http://")):
-            raise ConfigError(f"channel {self.name!r}: the url must begin with https:// or http://")
-        if self.format == "casemate" and not self.secret:
-            raise ConfigError(f"channel {self.name!r}: set secret to a text that only you and the receiver have")
-        if self.format == "pagerduty" and not self.routing_key:
-            raise ConfigError(f"channel {self.name!r}: set routing_key to the key of the PagerDuty integration")
-        if not self.timeout_s > 0:
-            raise ConfigError(f"channel {self.name!r}: timeout_s is {self.timeout_s}; it must be above 0")
+        wrong = {
+            "the url must begin with https:// or http://": not self.url.startswith(("https://", "http://")),
+            "set secret to a text that only you and the receiver have": self.format == "casemate" and not self.secret,
+            "set routing_key to the key of the PagerDuty integration": (
+                self.format == "pagerduty" and not self.routing_key
+            ),
+            f"timeout_s is {self.timeout_s}; it must be above 0": not self.timeout_s > 0,
+        }
+        if any(wrong.values()):
+            errors = ", and ".join(error for error, is_wrong in wrong.items() if is_wrong)
+            raise ConfigError(f"channel {self.name!r}: {errors}")
 
     async def send(self, notification: Notification) -> None:
         """Posts one notification. Reads only the status of the response, and follows no redirect.

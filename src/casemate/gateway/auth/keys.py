@@ -126,18 +126,22 @@ class ApiKeyStore:
         return self._created[id_], Secret(f"cmk_{id_}_{secret}")
 
     def revoke(self, id_: str) -> ApiKey:
-        """Revokes a key permanently. All gateways on the same store refuse it from then on.
+        """Revokes a key permanently, by its id or the first characters of it. All gateways then refuse it.
 
         Raises:
-            ConfigError: If there is no such key.
+            ConfigError: If there is no such key, or several ids begin so.
         """
         self.sync()
-        key = self._created.get(id_)
-        if key is None:
+        matching = [one for one in self._created if one == id_] or [one for one in self._created if _begins(one, id_)]
+        if not matching:
             raise ConfigError(f"no key has the id {id_[:40]!r}; 'casemate key list' shows them")
-        if id_ not in self._revoked:
-            self._write({"action": "revoked", "key": id_})
-        return replace(key, revoked=self._revoked.get(id_))
+        if len(matching) > 1:
+            listed = ", ".join(sorted(matching)[:10])
+            raise ConfigError(f"{len(matching)} keys begin with {id_[:40]!r}: {listed}; give more characters")
+        (whole,) = matching
+        if whole not in self._revoked:
+            self._write({"action": "revoked", "key": whole})
+        return replace(self._created[whole], revoked=self._revoked.get(whole))
 
     def all(self) -> list[ApiKey]:
         """Returns all keys, revoked ones included, oldest first."""
@@ -154,15 +158,20 @@ class ApiKeyStore:
         return key if same and id_ not in self._revoked and key is not _UNKNOWN else None
 
     def named(self, name: str) -> ApiKey:
-        """Returns the valid key with this id or name, for the operator, who needs no secret. Reads new events first.
+        """Returns the valid key with this id or name, or the only one whose id or name begins so.
+
+        For the operator, who needs no secret. Reads new events first.
 
         Raises:
-            ConfigError: If there is none, if several have the name, or if it may not ask.
+            ConfigError: If there is none, if several have the name or begin so, or if it may not ask.
         """
-        found = self._valid(name)
-        if len(found) != 1:
-            what = f"{len(found)} valid keys have" if found else "no valid key has"
-            raise ConfigError(f"{what} the id or name {name[:40]!r}; 'casemate key list' shows the ids")
+        if not (found := self._valid(name)):
+            found = self._beginning_with(name)
+        if not found:
+            raise ConfigError(f"no valid key has the id or name {name[:40]!r}; 'casemate key list' shows the ids")
+        if len(found) > 1:
+            listed = ", ".join(f"{one.id} ({one.grant.name[:40]})" for one in found[:10])
+            raise ConfigError(f"{len(found)} valid keys match {name[:40]!r}: {listed}; give the id of one")
         if found[0].grant.role not in ASKING_ROLES:
             raise ConfigError(f"the key {found[0].id} has the role {found[0].grant.role}; choose a key that may ask")
         return found[0]
@@ -185,6 +194,11 @@ class ApiKeyStore:
         """The valid keys with this id or name, after new events were read."""
         self.sync()
         return [one for one in self.all() if one.revoked is None and name in (one.id, one.grant.name)]
+
+    def _beginning_with(self, text: str) -> list[ApiKey]:
+        """The valid keys whose id or name begins with a text."""
+        valid = [one for one in self.all() if one.revoked is None]
+        return [one for one in valid if _begins(one.id, text) or _begins(one.grant.name, text)]
 
     def is_revoked(self, id_: str) -> bool:
         """Whether a key is revoked, as of the last ``sync``."""
@@ -218,6 +232,10 @@ class ApiKeyStore:
                     self._created[id_] = ApiKey(id_, grant, str(body["digest"]), event.at)
         except Exception as error:  # one invalid event must not lock out all clients
             _log.warning("the key event %s cannot be read: %s", event.id, type(error).__name__)
+
+
+def _begins(name: str, text: str) -> bool:
+    return bool(text) and name.startswith(text)
 
 
 def _digest(id_: str, secret: str) -> str:

@@ -17,7 +17,7 @@ from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, base_r
 from casemate.monitor.scheduler.schedule import ScheduleGap
 from casemate.monitor.service import trend_of_results
 from casemate.monitor.trends.trend_page import draw_trend
-from casemate.reports.format import plural, sample_rate
+from casemate.reports.format import percent, plural, sample_rate
 from casemate.reports.svg import sparkline
 
 MAX_RUNS = 24
@@ -72,7 +72,7 @@ def _set(
     for run in runs:
         judged = [r for c in canaries if (r := first.get((c, run))) and r.status is not CanaryStatus.ERROR]
         shares.append(sum(r.status is CanaryStatus.FAIL for r in judged) / len(judged) if judged else None)
-    said = "Share of canaries that failed, run by run: " + ", ".join("–" if s is None else f"{s:.0%}" for s in shares)
+    said = "Share of canaries that failed, run by run: " + ", ".join(percent(s) for s in shares)
     rows = [_row(request, name, canary, [first.get((canary, run)) for run in runs]) for canary in canaries]
     rows = [
         r for r in rows if wanted["canary"].lower() in r["canary"].lower() and (not wanted["failed"] or r["failed"])
@@ -85,7 +85,7 @@ def _set(
     links = [
         (
             _run_url(request, times[run]),
-            f"{min(times[run]):%d %b %H:%M}: " + ("no answer" if share is None else f"{share:.0%} failed"),
+            f"{min(times[run]):%d %b %H:%M}: " + ("no answer" if share is None else f"{percent(share)} failed"),
         )
         for run, share in zip(runs, shares, strict=True)
     ]

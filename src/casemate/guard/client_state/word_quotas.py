@@ -8,6 +8,8 @@ Nothing is returned to a quota within its period.
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -15,10 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from casemate.errors import BackendError
 from casemate.guard.client_state.withheld_documents import key_of, put_latest
 from casemate.protocols import EventStore
 from casemate.types import QuotaGrant, QuotaRequest
 
+_log = logging.getLogger(__name__)
+PREFIX = "crawl words"
+"""Beginning of the names of these quotas."""
 BLOCK_SHARE = 16
 """A process acquires this part of the words that are left, unless it needs more at once."""
 MAX_OWNERS = 1_000_000
@@ -62,6 +68,7 @@ class WordQuotas:
         self._seconds, self._store = seconds, store
         self._counts: OrderedDict[str, int] = OrderedDict()  # without a store
         self._lock = threading.Lock()
+        self._discarded_in = -1  # period in which this process last discarded outdated quotas
 
     def words_left(self, block: WordBlock) -> int:
         """Returns the words that this process may give from a block."""
@@ -104,6 +111,21 @@ class WordQuotas:
                 if block.period == period:
                     block.left += grant.amount
                     block.used = max(block.used, int(grant.used))
+            is_due, self._discarded_in = self._discarded_in != period, period
+        if is_due and self._store is not None:
+            self._discard_outdated(self._store, period)
+
+    def _discard_outdated(self, store: EventStore, period: int) -> None:
+        """Deletes the quotas of periods that ended a whole period ago, once per process and period.
+
+        The last period stays: the clock of another process may be behind. A failure only leaves them there.
+        """
+        kept = re.compile(rf"{PREFIX} [0-9a-f]{{32}} {re.escape(f'{self._seconds:g}')}s(\d+)")
+        try:
+            named = (kept.fullmatch(name) for name in store.quota_usage(f"{PREFIX} "))
+            store.discard_quotas([one[0] for one in named if one and int(one[1]) < period - 1])
+        except BackendError as error:
+            _log.warning("outdated quotas could not be deleted: %s", error)
 
     def _period(self) -> int:
         return int(time.time() // self._seconds)
@@ -129,7 +151,7 @@ def quota_name(tenant: str, client: str | None) -> str:
     """Name of the quota of a client, or of a tenant, without the period. A digest: names may identify a person."""
     owner = key_of(tenant, client) if client is not None else (tenant,)
     digest = hashlib.blake2b(repr(owner).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    return f"crawl words {digest}"
+    return f"{PREFIX} {digest}"
 
 
 def reset_quota(store: EventStore, tenant: str, client: str) -> None:

@@ -111,19 +111,6 @@ def sanitize(text: str) -> str:
     return shown if len(shown) <= MAX_LENGTH else f"{shown[: MAX_LENGTH - 1]}…"
 
 
-def format_duration(seconds: float) -> str:
-    """A duration in words.
-
-    >>> format_duration(1.2), format_duration(40), format_duration(7200), format_duration(200000)
-    ('1 second', '40 seconds', '2.0 hours', '2.3 days')
-    """
-    if seconds < 120:
-        return "1 second" if round(seconds) == 1 else f"{seconds:.0f} seconds"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours" if seconds < 172_800 else f"{seconds / 86400:.1f} days"
-
-
 def _code_spans(names: Sequence[str]) -> list[str]:
     shown = [f"`{sanitize(name)}`" for name in names[:MAX_ITEMS]]
     more = f"and {len(names) - MAX_ITEMS} more; 'casemate canary alerts --json' lists all"

@@ -21,7 +21,7 @@ from casemate.monitor.alerts.alert import (
     highest_severity,
     make_alert_id,
 )
-from casemate.monitor.alerts.messages import MAX_ITEMS, format_duration, sanitize
+from casemate.monitor.alerts.messages import MAX_ITEMS, sanitize
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus, Severity
 from casemate.monitor.drift.answer_drift import DriftReading
 from casemate.monitor.drift.corpus_drift import MIN_SAME_COSINE, CorpusChange, VectorAudit
@@ -39,6 +39,7 @@ from casemate.monitor.trends.trend import (
     persistent_failures,
     run_findings,
 )
+from casemate.reports.format import duration
 from casemate.types import Event
 
 SEQUENTIAL_KINDS = {CHANGED, MANY}
@@ -416,7 +417,7 @@ def _describe_escalation(before: Alert, alert: Alert, run: RunContext) -> tuple[
 def _recovery_message(alert: Alert, opened: datetime, at: datetime) -> tuple[str, ...]:
     what = {UNREACHABLE: "The target answers again", BLIND: "The canaries get answers again"}
     reason = what.get(alert.kind, "All canaries of this alert passed in enough consecutive runs")
-    return (f"{reason}. The alert was open for {format_duration((at - opened).total_seconds())}.",)
+    return (f"{reason}. The alert was open for {duration((at - opened).total_seconds())}.",)
 
 
 def _has_recovered(alert: Alert, analysis: RunAnalysis) -> bool:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from casemate.errors import BackendError
 from casemate.protocols import Embedder, Generator
+from casemate.reports.format import percent
 from casemate.text.reasoning import without_reasoning
 from casemate.text.refusals import is_refusal
 from casemate.text.sentences import sentences
@@ -129,7 +130,8 @@ def _explain(case: BehaviorCase) -> str:
     share = len(wanted & present) / len(wanted)
     if share >= TOPIC_WORD_SHARE:
         return ""
-    found = f"the answer has {share:.0%} of the words of the topic {case.topic!r} (minimum {TOPIC_WORD_SHARE:.0%})"
+    least = percent(TOPIC_WORD_SHARE)
+    found = f"the answer has {percent(share)} of the words of the topic {case.topic!r} (minimum {least})"
     if case.embedder is None:
         return found
     one, other = case.embedder.embed([case.topic, case.answer])

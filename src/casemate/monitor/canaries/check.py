@@ -30,6 +30,7 @@ from casemate.monitor.canaries.behavior import BehaviorCase
 from casemate.monitor.canaries.canary import MAX_SOURCE_SHARE, MIN_HITS_FOR_DOMINANCE, MIN_TRIGGER_COSINE, Canary
 from casemate.monitor.canaries.results import Deviation
 from casemate.protocols import TARGET_DETAILS, Embedder
+from casemate.reports.format import percent
 from casemate.text.refusals import is_refusal
 from casemate.text.tokens import words
 from casemate.types import Answer
@@ -179,7 +180,7 @@ def _check_sources(canary: Canary, answer: ObservedAnswer) -> Iterator[Deviation
         name, count = counts.most_common(1)[0]
         if count / len(answer.sources) > MAX_SOURCE_SHARE:
             share = f"{count} of {len(answer.sources)} hits come from {_shorten(name)}"
-            yield Deviation("single_source_dominance", f"{share}; expected at most {MAX_SOURCE_SHARE:.0%}")
+            yield Deviation("single_source_dominance", f"{share}; expected at most {percent(MAX_SOURCE_SHARE)}")
 
 
 def _check_behavior(

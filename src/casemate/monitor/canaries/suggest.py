@@ -28,6 +28,7 @@ import yaml
 
 from casemate.errors import ConfigError, DataError
 from casemate.maths.clustering import NOISE
+from casemate.monitor.canaries.ambiguity import Ambiguity
 from casemate.monitor.canaries.canary import Canary, CanarySet, unsupported_expectations
 from casemate.monitor.canaries.coverage import Coverage, RegionMap, measure_coverage
 from casemate.monitor.canaries.drafts import (
@@ -43,7 +44,8 @@ from casemate.monitor.canaries.drafts import (
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
 from casemate.monitor.canaries.run import DEFAULT_CLIENT, CanaryRunner
 from casemate.protocols import TARGET_DETAILS, Embedder, Index, Target
-from casemate.types import DEFAULT_TENANT, MAX_K, Vector
+from casemate.reports.format import percent
+from casemate.types import DEFAULT_TENANT, MAX_K, Document, Vector
 
 SHARES: Mapping[str, float] = {SENTINEL: 0.4, FACT: 0.3, TRIGGER: 0.16, REFUSAL: 0.1, INJECTION: 0.04}
 """Share of each kind in the set."""
@@ -54,8 +56,11 @@ MAX_COSINE_LOSS = 0.02
 """Cosine that a sentinel's document may lose (METHODS D6)."""
 STRICT_COSINE, STRICT_OVERLAP = 0.95, 0.4
 """Stricter thresholds for a trigger's answers and contexts while it is tested, so that it passes with a margin."""
-DOCUMENTS_PER_REGION, DRAFTS_AT_ONCE, MAX_ROUNDS = 6, 4, 32
+DOCUMENTS_PER_REGION, DRAFTS_AT_ONCE, MAX_ROUNDS = 12, 4, 32
 """Documents of a region tried for one canary, its drafts tested at once, and rounds of tests."""
+
+NO_QUESTION = "no clear question could be written from its sentences"
+"""Reason for a chunk without a draft."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,7 @@ class _DraftTrial:
     settings: SuggestionSettings
     corpus: RegionMap
     dropped: list[DroppedDraft] = field(default_factory=list)
+    _without_draft: set[tuple[str, str]] = field(default_factory=set)  # kind and chunk
     _used: set[str] = field(default_factory=set)  # ids of chunks that have a canary
     _spare_regions: Iterator[int] = field(default_factory=lambda: iter(()))
 
@@ -172,6 +178,8 @@ class _DraftTrial:
         rng = np.random.default_rng(self.settings.seed)
         names = sample_names(self.corpus.documents, self.corpus.genre, rng)
         self._drafter = CanaryDrafter(self.corpus.genre, rng, names)
+        self._ambiguity = Ambiguity(self.corpus.documents, self.corpus.genre)
+        self._sources = {d.id: d.source for d in self.corpus.documents}
 
     async def run(self) -> list[tuple[Canary, CanaryDraft]]:
         """The canaries that passed, each with its draft, in the order of the vacancies."""
@@ -235,7 +243,15 @@ class _DraftTrial:
         for here, kind in ((here, kind) for here in chain([region], self._spare_regions) for kind in kinds):
             for document in self.corpus.documents_of(here)[:DOCUMENTS_PER_REGION]:
                 if document.id not in self._used:
-                    yield from self._drafter.about(kind, document, here)
+                    yield from self._drafts_about(kind, document, here)
+
+    def _drafts_about(self, kind: str, document: Document, region: int) -> list[CanaryDraft]:
+        """Drafts about a document; records once per kind that there are none."""
+        found = list(self._drafter.about(kind, document, region))
+        if not found and (kind, document.id) not in self._without_draft:
+            self._without_draft.add((kind, document.id))
+            self._drop(kind, region, NO_QUESTION)
+        return found
 
     def _next_drafts(self, vacancies: Mapping[int, _Vacancy]) -> dict[int, CanaryDraft]:
         """The next draft of each vacancy that passes the retrieval test; vacancies without a draft are left out."""
@@ -245,6 +261,12 @@ class _DraftTrial:
                 new = list(islice(vacancy.drafts, DRAFTS_AT_ONCE if vacancy.region != NOISE else 1))
                 vacancy.exhausted = not new
                 untested += [(i, draft) for draft in new]
+        doubts = [self._doubt(draft) for _, draft in untested]
+        for (i, draft), doubt in zip(untested, doubts, strict=True):
+            if doubt:
+                vacancies[i].last_reason = doubt
+                self._drop(draft.kind, draft.region, doubt)
+        untested = [one for one, doubt in zip(untested, doubts, strict=True) if not doubt]
         tested = self._test_retrieval([draft for _, draft in untested])
         for (i, draft), found in zip(untested, tested, strict=True):
             if isinstance(found, CanaryDraft):
@@ -260,6 +282,15 @@ class _DraftTrial:
                     chosen[i] = draft
                     self._used |= {draft.document} - {""}
         return chosen
+
+    def _doubt(self, draft: CanaryDraft) -> str:
+        """Why a draft may have several right answers; empty if it has one."""
+        if not draft.document:
+            return ""
+        source = self._sources[draft.document]
+        if draft.fact is not None:
+            return self._ambiguity.of_fact(draft.fact, source)
+        return self._ambiguity.of_topic(draft.query, source)
 
     def _test_retrieval(self, drafts: Sequence[CanaryDraft]) -> list[CanaryDraft | str]:
         """Each draft with its measured margin, or the reason why it is dropped."""
@@ -374,5 +405,5 @@ def _header(found: CanarySuggestion) -> list[str]:
         f"# Regions of the corpus covered: {covered} of {len(found.coverage.regions)} ({found.method}).",
     ]
     if found.coverage.traffic is not None:
-        lines.append(f"# Given questions covered: {found.coverage.traffic.value:.0%}.")
+        lines.append(f"# Given questions covered: {percent(found.coverage.traffic.value)}.")
     return lines + [f"# Not covered: {region.name} ({region.chunks} chunks)" for region in found.coverage.uncovered]

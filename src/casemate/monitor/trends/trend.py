@@ -43,6 +43,7 @@ from casemate.monitor.trends.cusum import (
 from casemate.monitor.trends.pooled_evidence import PooledCounts
 from casemate.monitor.trends.sequential_tests import FlakeCounts
 from casemate.protocols import EventStore
+from casemate.reports.format import percent
 
 MAX_FAILURE_SHARE = 0.10
 """Page rule: share of failures in a run above which it alerts."""
@@ -244,7 +245,7 @@ def _failure_rate(analysis: RunAnalysis, limits: AlarmLimits) -> list[TrendFindi
     if share <= MAX_FAILURE_SHARE:
         return []
     counts = f"{len(analysis.failed)} of {analysis.judged} canaries failed"
-    message = f"{counts}: {share:.0%} (rule: more than {MAX_FAILURE_SHARE:.0%})"
+    message = f"{counts}: {percent(share)} (rule: more than {percent(MAX_FAILURE_SHARE)})"
     return [_finding(analysis, FAILURES, Severity.CRITICAL, analysis.failed, message, limits.page_rules)]
 
 

@@ -12,7 +12,7 @@ import sqlite3
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -115,6 +115,12 @@ class _BudgetsInMemory(EventStore):
     def quota_usage(self, prefix: str) -> Mapping[str, float]:
         with self._lock:
             return {name: float(used) for name, used in self._used.items() if name.startswith(prefix)}
+
+    def discard_quotas(self, names: Collection[str]) -> None:
+        """See ``EventStore``."""
+        with self._lock:
+            for name in names:
+                self._used.pop(name, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,8 +249,10 @@ def _parts(text: str) -> list[tuple[str, bool]]:
 
 def _extraction(campaign: CampaignResult, separate: bool = False) -> dict[str, Any]:
     """The extraction section; ``separate``: the page reports another campaign, so this one's verdict is shown here."""
+    one = is_one_system(campaign)
     return {
         "separate": separate,
+        "one_system": one,
         "at": campaign.at,
         "target": campaign.evidence.get("target", "own"),
         "status": overall_status(campaign),
@@ -261,7 +263,7 @@ def _extraction(campaign: CampaignResult, separate: bool = False) -> dict[str, A
                 "budget": crawl.budget,
                 "clients": crawl.clients,
                 "sides": [{"name": side, "cells": _cells(side, result)} for side, result in crawl.by_target.items()],
-                "chart": recovery(crawl.by_target),
+                "chart": recovery(crawl.by_target, dict.fromkeys(crawl.by_target, "this system") if one else None),
             }
             for crawl in campaign.crawls
         ],

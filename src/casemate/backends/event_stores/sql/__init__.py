@@ -14,7 +14,7 @@ import logging
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -233,7 +233,17 @@ class SqlEventStore(EventStore):
         """See ``EventStore.quota_usage``; errors as for ``scan``."""
         from sqlalchemy import text
 
-        return {str(name): float(used) for name, used in self._rows(text(quotas.USAGE), {"prefix": prefix})}
+        usage = text(quotas.USAGE[self._engine.dialect.name])
+        return {str(name): float(used) for name, used in self._rows(usage, {"prefix": prefix})}
+
+    def discard_quotas(self, names: Collection[str]) -> None:
+        """See ``EventStore.discard_quotas``; errors as for ``acquire``."""
+        from sqlalchemy import text
+
+        rows = [{"name": name} for name in sorted(set(names))]  # one order of row locks prevents deadlocks
+        if rows:
+            with self._transaction() as connection:
+                connection.execute(text(quotas.DISCARD), rows)
 
     @contextmanager
     def _batch_in_flight(self, wait: bool = False) -> Iterator[list[EventRow]]:

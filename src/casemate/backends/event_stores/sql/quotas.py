@@ -31,7 +31,13 @@ ON CONFLICT (name) DO UPDATE SET
 period = excluded.period, used = {used} + {granted}, granted = {granted}, at = {max}(t.at, excluded.at)
 RETURNING granted, used
 """
-USAGE = "SELECT name, used FROM casemate_quotas WHERE substr(name, 1, length(:prefix)) = :prefix"
+DISCARD = "DELETE FROM casemate_quotas WHERE name = :name"
+USAGE = {
+    "sqlite": "SELECT name, used FROM casemate_quotas WHERE name >= :prefix AND name < :prefix || char(1114111)",
+    "postgresql": "SELECT name, used FROM casemate_quotas WHERE substr(name, 1, length(:prefix)) = :prefix",
+}
+"""Quotas whose names begin with a prefix, per dialect. SQLite compares bytes, so its primary key finds the range. The
+order of names in PostgreSQL depends on its locale, so there all rows are read."""
 
 
 def require_valid(request: QuotaRequest) -> None:

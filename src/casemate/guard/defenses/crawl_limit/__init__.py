@@ -196,12 +196,18 @@ class CrawlLimit(Defense):
         left = min(quarter * k, chunks)  # with the suggested value
         if self.topics or 2 * seen <= chunks or (left == seen < chunks):
             return ""
-        advice = "index more documents"
-        if left < seen:
-            advice = f"at most {left} ({100 * left / chunks:.0f} %) if guard.defenses has "
-            advice += f"{{use: crawl_limit, questions: {quarter}}}; further questions are then answered from these"
-        share = f"{seen} of {chunks} chunks ({100 * seen / chunks:.0f} %)"
-        return f"one client may see {share} in {self.hours:g} hours; {advice}"
+        note = (
+            f"one client may be shown {seen} of {chunks} chunks ({100 * seen / chunks:.0f} %) in {self.hours:g} hours. "
+        )
+        if left >= seen:
+            return f"{note}Index more documents, so that it is a smaller share."
+        most = f"at most {left} ({100 * left / chunks:.0f} %)"
+        new = f"{quarter} question{'s' * (quarter != 1)} in {self.hours:g} hours"
+        return (
+            f"{note}To show it {most}, write {{use: crawl_limit, questions: {quarter}}} instead of crawl_limit in "
+            f"guard.defenses. A client is then shown new chunks for {new}, and its other questions are answered from "
+            "the chunks that it was shown before."
+        )
 
     def denies_full_text(self, query: Query) -> bool:
         """Whether the client has used up its budget."""

@@ -6,10 +6,11 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from casemate.errors import ConfigError
+from casemate.errors import BackendError, ConfigError
 from casemate.guard.units import UnitName
 from casemate.protocols import EventStore
 from casemate.types import QuotaGrant, QuotaRequest
@@ -74,12 +75,25 @@ class Ledger:
         now = self._number()
         marks = store.acquire([QuotaRequest(self._entry(self._latest, tenant, name), now, now) for name, _ in charges])
         periods = [max(now, int(mark.used)) for mark in marks]
+        self._discard_outdated(store, tenant, [(name, mark) for (name, _), mark in zip(charges, marks, strict=True)])
         return store.acquire(
             [
                 QuotaRequest(self._entry(self._prefix(period), tenant, name), amount, self.most)
                 for period, (name, amount) in zip(periods, charges, strict=True)
             ]
         )
+
+    def _discard_outdated(self, store: EventStore, tenant: str, marks: Sequence[tuple[UnitName, QuotaGrant]]) -> None:
+        """Deletes the budgets of a name before its last period but one, when it is first charged in a new period.
+
+        Its mark, which is on disk, prevents that one of them is charged again. A charge of the last period may be in
+        progress in another process. A failure only leaves them there.
+        """
+        moved = [(name, int(mark.used), int(mark.used) - mark.amount) for name, mark in marks if mark.amount > 0]
+        outdated = [(name, period) for name, now, last in moved for period in (last - 1, last) if 0 < period < now - 1]
+        if outdated:
+            with suppress(BackendError):
+                store.discard_quotas([self._entry(self._prefix(period), tenant, name) for name, period in outdated])
 
     def spent(self) -> list[int]:
         """Amounts charged in the present period, one for each source that was charged, of all tenants.

@@ -1,0 +1,78 @@
+"""Quotas of periods that cannot matter any more are deleted, and no others."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.guard.client_state import word_quotas
+from casemate.guard.client_state.word_quotas import WantedWords, WordBlock, WordQuotas, quota_name, reset_quota
+from casemate.guard.defenses.quorum import ledger as ledgers
+from casemate.guard.defenses.quorum.ledger import Ledger
+
+DAY = 86_400
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = SqlEventStore(path=tmp_path / "events.db")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """Sets the clock of the quotas to a day."""
+    return lambda day: monkeypatch.setattr(time, "time", lambda: day * DAY + 60.0)
+
+
+def test_words_of_clients_that_never_return_are_not_kept(store, at):
+    for day in range(20_000, 20_010):
+        at(day)
+        quotas, others = WordQuotas(DAY, store), WordQuotas(7 * DAY, store)
+        for client in ("ann", f"visitor {day}"):
+            quotas.acquire([WantedWords(WordBlock(quota_name("default", client)), 10, 100)])
+        others.acquire([WantedWords(WordBlock(quota_name("default", "weekly")), 10, 100)])
+    daily = [name for name in store.quota_usage(word_quotas.PREFIX) if f"{DAY:g}s" in name]
+    assert len(daily) == 4  # of the last two days
+    assert len(store.quota_usage(quota_name("default", "weekly"))) == 2  # of this week and the last
+    reset_quota(store, "default", "ann")
+    assert not any(store.quota_usage(f"{quota_name('default', 'ann')} ").values())
+
+
+def test_processes_that_discard_at_the_same_time_exceed_no_quota(tmp_path, at):
+    at(20_000)
+    stores = [SqlEventStore(path=tmp_path / "events.db") for _ in range(4)]
+    name = quota_name("default", "ann")
+    stores[0].acquire([word_quotas.QuotaRequest(f"{name} {DAY:g}s{day}", 5, 100) for day in range(19_900, 20_000)])
+    blocks = [WordBlock(name) for _ in stores]
+
+    def take(store, block):
+        quotas = WordQuotas(DAY, store)
+        for _ in range(5):
+            quotas.acquire([WantedWords(block, 10, 100)])
+
+    threads = [threading.Thread(target=take, args=one) for one in zip(stores, blocks, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(block.left for block in blocks) == 100
+    assert sorted(int(one.partition(f"{DAY:g}s")[2]) for one in stores[0].quota_usage(f"{name} ")) == [19_999, 20_000]
+    for one in stores:
+        one.close()
+
+
+def test_budgets_of_units_are_kept_for_two_periods_and_never_open_again(store, at):
+    made, name = Ledger(store, "dp", 3, 1), ("source", "a")
+    for day in (20_000, 20_001, 20_002, 20_005, 20_006, 20_007):
+        at(day)
+        assert asyncio.run(made.spend("default", [([name], 3)])) == [3]
+    budgets = store.quota_usage("quorum dp 1d")
+    assert sorted(int(one.split()[2].removeprefix("1d")) for one in budgets) == [20_006, 20_007]
+    for day in (20_006, 20_001, 19_000):  # a clock that is set back
+        at(day)
+        assert asyncio.run(made.spend("default", [([name], 1)])) == [0]
+    assert ledgers.DAY_S == DAY
