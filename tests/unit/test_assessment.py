@@ -79,7 +79,7 @@ def run(folder, tmp_path, seconds=60.0):
 
 
 def test_drafted_questions_keep_the_capital_letters_of_names():
-    text = "Priya Natarajan works on audits. Invoices of the bakery went to the auditors."
+    text = "The invoices of the bakery went to Priya Natarajan. The annual audit was led by the head accountant."
     chunks = [Document(f"d{i}", text) for i in range(8)]
     found = assessment._questions(chunks, 2, np.random.default_rng(1))
     assert "Priya Natarajan" in " ".join(found)
