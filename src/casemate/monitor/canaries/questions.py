@@ -2,12 +2,14 @@
 
 A rule applies only where closed classes of words (articles, auxiliary and modal verbs, prepositions) show the structure
 of the sentence. In any other sentence there is no question: a wrong one costs the reader more than a missing one.
+The longer lists of words are in ``question_words.txt``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from typing import NamedTuple
 
 from casemate.text.sentences import proper_nouns
@@ -22,6 +24,10 @@ MIN_CONTENT_WORDS = 3
 MAX_PHRASE_WORDS = 5
 """Longest phrase that a question names, in words without its article."""
 
+_WORDS = dict(
+    part.split("\n", 1)
+    for part in files("casemate.monitor.canaries").joinpath("question_words.txt").read_text("utf-8").split("== ")[1:]
+)
 _ARTICLES = frozenset("a an the every each".split())
 _BE = frozenset("is are was were".split())
 _HAVE = {"has": "does", "have": "do", "had": "did"}
@@ -33,18 +39,9 @@ _PREPOSITIONS = frozenset(
 )
 _IN_SUBJECT = _ARTICLES | frozenset("of in on for at from with near between and all both most many".split())
 """Function words that a subject may contain."""
-_REFERENCES = frozenset(
-    "above below former her hers herself i it its itself latter me mine my other others our ours "
-    "same she such that their theirs them themselves these they this those us we you your yours here there then "
-    "another".split()
-) | {"he", "him", "himself", "his"}
+_REFERENCES = frozenset(_WORDS["references"].split())
 """Words that refer to something outside the sentence."""
-_STUDY = frozenset(
-    "analyses analysis article author authors case cases cohort controls data experiment experiments findings group "
-    "groups intervention interventions level levels model models one ones outcome outcomes paper part participants "
-    "patient people population rate rates report result results review reviews sample samples studies study subject "
-    "subjects survey treatment trial trials two value values years".split()
-)
+_STUDY = frozenset(_WORDS["study"].split())
 """Words that alone do not say what a subject is: *the study*, *the participants*."""
 _CLAUSE_END = re.compile(
     r" ?[,;:()–—] ?| (?:and|but|or|because|although|while|whereas|when|if|unless|which|who|whom|whose|that|where|so"
@@ -54,61 +51,33 @@ _CLAUSE_END = re.compile(
 _FREE_NUMBER = re.compile(r"(?<![\w.,/-])\d+(?:[.,]\d+)*(?![\w/-])")
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _YEAR = re.compile(r"1[0-9]{3}|20\d{2}")
+_DATED = re.compile(r"In (1[0-9]{3}|20\d{2}), (?=[A-Z]|the |an? )")
 _COUNTED = re.compile(r"(?<![\w.,±/-])(?<!to )(?<!and )(?<!or )(?<!of )(?<!from )(\d+(?:,\d{3})*(?:\.\d+)?) ([a-z]+)\b")
 _HEDGES = frozenset("about approximately around exactly nearly only roughly".split())
-_QUANTITIES = {
-    base: (base, third, past)
-    for base, third, past in (
-        forms.split()
-        for forms in """contain contains contained;cost costs cost;cover covers covered;employ employs employed
-        ;enroll enrolls enrolled;hold holds held;include includes included;last lasts lasted;measure measures measured
-        ;need needs needed;offer offers offered;provide provides provided;reach reaches reached
-        ;receive receives received;require requires required;serve serves served;take takes took
-        ;use uses used;weigh weighs weighed""".replace("\n", " ").split(";")
-    )
-}
+_QUANTITIES = [line.split() for line in _WORDS["quantities"].splitlines()]
 """Verbs before quantities: infinitive, third person, past."""
-_AUXILIARY_OF = {third: ("does", base) for base, third, _ in _QUANTITIES.values()} | {
-    past: ("did", base) for base, _, past in _QUANTITIES.values()
-}
-_MEASURES = frozenset(
-    "centimeters centimetres cm days degrees euros feet grams hours inches kg kilograms kilometers kilometres km "
-    "liters litres meters mg miles minutes ml mm months ounces pounds seconds weeks yards years".split()
-) | {"metres"}
+_AUXILIARY_OF = {third: ("does", base) for base, third, _ in _QUANTITIES}
+_AUXILIARY_OF |= {past: ("did", base) for base, _, past in _QUANTITIES}
+_MEASURES = frozenset(_WORDS["measures"].split())
 """Units in which something *is* so many."""
 TITLED_NAME = re.compile(r"(?:Dr|Mr|Mrs|Ms|Prof|Professor|Sister|Nurse|Sir|Dame)\.?(?: [A-Z][\w'’-]+){1,3}")
 """A person with a title."""
 _WORD = re.compile(r"[A-Za-z][\w'’-]*\w|[A-Za-z]")
-_VAGUE = frozenset(
-    "cannot eighth fifth first following fourth half last least main major many next ninth number second seventh "
-    "several significant similar single sixth tenth third various whole".split()
-) | frozenset(NUMBER_WORDS)
+_VAGUE = frozenset(_WORDS["vague"].split()) | frozenset(NUMBER_WORDS)
 """Words that say little in a phrase, or are no part of one."""
-_PAST = frozenset(
-    "ate became began blew bore bought broke brought built came caught chose did drew drove fell felt flew fought "
-    "found gave got grew had heard held kept knew laid lay led left lost made meant met paid ran rang read rose "
-    "said sang sat saw sent set showed slept sold spent stood stopped struck swam taught thought threw took "
-    "understood went were woke won wore wrote been begun born broken chosen done drawn driven eaten fallen flown "
-    "forgotten given gone grown hidden known lain proven ridden risen seen shown spoken stolen sworn taken thrown "
-    "torn woken worn written".split()
-) | {"told"}
-_ADJECTIVE = re.compile(r"(?:ed|ing|ly|ous|ful|less|able|ible|ive|ic|ical|al|ary|est|ish|ent|ant|ory)$")
-_NOUNS_LIKE_ADJECTIVES = frozenset(
-    "accident agent animal apartment arrival assessment building capital clinic department document element equipment "
-    "event festival funeral garment hospital instrument journal library logic management material meal medal mental "
-    "metal moment monument movement music parent parliament patient payment portal president public rental restaurant "
-    "signal student territory topic topic traffic treatment trial victory history factory laboratory category story "
-    "archive native detective motive ceiling evening meeting morning training wedding canal cathedral dictionary "
-    "secretary boundary salary anniversary table cable vegetable forest harvest guest request test chest nest protest "
-    "plant continent agreement arrangement government settlement ferment content".split()
-)
+_PAST = frozenset(_WORDS["past"].split())
+"""Irregular past forms and participles."""
+_ADJECTIVE = re.compile(r"(?:ed|ing|ly|ous|ful|less|able|ible|ive|ic|al|ary|est|ish|(?<!m)ent|ant|ory)$")
+_NOUNS_LIKE_ADJECTIVES = frozenset(_WORDS["nouns"].split())
+"""Nouns with such an ending."""
 _CALENDAR = frozenset(
     "January February March April June July August September October November December Monday Tuesday Wednesday "
     "Thursday Friday Saturday Sunday Christmas Easter".split()
 )
 _IMPRINT = re.compile(r"©|\(c\) ?\d|\b(?:copyright|all rights reserved|published by|elsevier)\b", re.IGNORECASE)
 _BOUNDARY = frozenset("of and or is are was were has have had can could may might must shall should will would".split())
-_OPENING = re.compile(r"[(\[{“”\"«»:;{}<>|=/\\*#_•…]|--|\.\.")
+_NOT_PROSE = re.compile(r"[(\[{“”\"«»:;{}<>|=/\\*#_•…]|--|\.\.")
+"""Brackets, quotation marks and signs that a plain sentence lacks."""
 
 
 class FactQuestion(NamedTuple):
@@ -135,9 +104,9 @@ def fact_questions(sentence: str, document: str = "") -> list[FactQuestion]:
     []
     """
     text = re.sub(r" ?\([^()]*\)", "", " ".join(sentence.split()))
-    if not text.endswith(".") or _OPENING.search(text) or not MIN_WORDS <= len(text.split()) <= MAX_WORDS:
+    if not text.endswith(".") or _NOT_PROSE.search(text) or not MIN_WORDS <= len(text.split()) <= MAX_WORDS:
         return []
-    dated = re.match(rf"In ({_YEAR.pattern}), (?=[A-Z]|the |an? )", text)
+    dated = _DATED.match(text)
     clause = _CLAUSE_END.split(text[dated.end() if dated else 0 :].rstrip("."))[0]
     if dated:
         clause = f"{clause} in {dated[1]}"
@@ -227,7 +196,7 @@ def _person_questions(text: str) -> Iterator[FactQuestion]:
         return
     rest = _CLAUSE_END.split(text[name.end() :].rstrip("."))[0].strip()
     first = rest.split(" ")[0] if rest else ""
-    is_verb = first in _BE | set(_HAVE) | _MODAL or re.fullmatch(r"[a-z]{2,}(?:s|ed)|" + "|".join(_PAST), first)
+    is_verb = first in _BE | set(_HAVE) | _MODAL | _PAST or re.fullmatch(r"[a-z]{2,}(?:s|ed)", first)
     if (
         is_verb
         and not re.search(r"['’]s\b", name[0])
@@ -352,7 +321,7 @@ def _is_noun_phrase(found: Sequence[str], end: str) -> bool:
     if any(w.endswith(("ed", "ing")) for w in low[1:-1]) or set(low) & (_REFERENCES | _STUDY):
         return False
     last = low[-1]
-    if _ADJECTIVE.search(last) and last not in _NOUNS_LIKE_ADJECTIVES and not last.endswith(("ment", "tion")):
+    if _ADJECTIVE.search(last) and last not in _NOUNS_LIKE_ADJECTIVES:
         return False
     certain = end in ".,;:)?!" or end.lower() in _BOUNDARY
     return not last.endswith(("'s", "’s")) and (certain or (end.lower() in _PREPOSITIONS and not last.endswith("s")))
