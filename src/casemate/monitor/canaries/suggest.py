@@ -261,12 +261,6 @@ class _DraftTrial:
                 new = list(islice(vacancy.drafts, DRAFTS_AT_ONCE if vacancy.region != NOISE else 1))
                 vacancy.exhausted = not new
                 untested += [(i, draft) for draft in new]
-        doubts = [self._doubt(draft) for _, draft in untested]
-        for (i, draft), doubt in zip(untested, doubts, strict=True):
-            if doubt:
-                vacancies[i].last_reason = doubt
-                self._drop(draft.kind, draft.region, doubt)
-        untested = [one for one, doubt in zip(untested, doubts, strict=True) if not doubt]
         tested = self._test_retrieval([draft for _, draft in untested])
         for (i, draft), found in zip(untested, tested, strict=True):
             if isinstance(found, CanaryDraft):
@@ -294,10 +288,10 @@ class _DraftTrial:
 
     def _test_retrieval(self, drafts: Sequence[CanaryDraft]) -> list[CanaryDraft | str]:
         """Each draft with its measured margin, or the reason why it is dropped."""
-        if not drafts:
-            return []
-        vectors = self.embedder.embed([draft.query for draft in drafts])
-        return [self._with_margin(draft, vector) for draft, vector in zip(drafts, vectors, strict=True)]
+        doubts = [self._doubt(draft) for draft in drafts]
+        clear = [draft.query for draft, doubt in zip(drafts, doubts, strict=True) if not doubt]
+        vectors = iter(self.embedder.embed(clear) if clear else ())
+        return [doubt or self._with_margin(draft, next(vectors)) for draft, doubt in zip(drafts, doubts, strict=True)]
 
     def _with_margin(self, draft: CanaryDraft, vector: Vector) -> CanaryDraft | str:
         if not draft.document:
