@@ -473,7 +473,7 @@ def test_letter_case_does_not_decide_whether_records_about_others_are_heard(pers
 
 @pytest.mark.parametrize("writing", WRITINGS)
 def test_records_about_others_would_be_heard_without_the_pairs(writing, monkeypatch):
-    monkeypatch.setattr(AskedQuestion, "lacks_part", lambda self, stems, found: False)
+    monkeypatch.setattr(AskedQuestion, "lacks_name_part", lambda self, stems, found: False)
     with pytest.raises(AssertionError):
         no_record_decides_about_another([("vesna", "ashgrove"), *(("vesna", name) for name in LAST_NAMES[1:])], writing)
 
@@ -518,13 +518,13 @@ def test_a_word_that_a_unit_writes_in_lower_case_is_no_name_there():
     ],
 )
 def test_pairs_of_a_question(question, pairs):
-    assert AskedQuestion.of(question).pairs == tuple((_spellings(one), _spellings(other)) for one, other in pairs)
+    assert AskedQuestion.of(question).name_pairs == tuple((_spellings(one), _spellings(other)) for one, other in pairs)
 
 
 @pytest.mark.parametrize("question", ["Who is Will Lee?", "Is Ann in IT?", "What is Vitamin A?", "Describe Will Lee."])
 def test_a_name_with_a_function_word_is_no_title(question):
     asked = AskedQuestion.of(question)
-    assert asked.names and not asked.pairs
+    assert asked.names and not asked.name_pairs
 
 
 def test_the_listed_words_are_told_apart():

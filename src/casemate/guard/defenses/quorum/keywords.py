@@ -174,7 +174,7 @@ class AskedQuestion:
         stems: Stems of its content words.
         names: Those of names and numbers.
         required: Those of each word of names of several words, in its spellings. A unit without one abstains.
-        pairs: The same of neighboring words that may be a name, where letter case does not tell; see ``_name_pairs``.
+        name_pairs: The same of neighboring words that may be a name, where letter case marks none. See ``_name_pairs``.
         lemmas: Its lemmas: words that an answer may repeat.
         type: Position of the expected type of answer in ``answering.TYPES``; None: open.
         lower: The text in lower case.
@@ -184,7 +184,7 @@ class AskedQuestion:
     stems: frozenset[str]
     names: frozenset[str]
     required: tuple[frozenset[str], ...]
-    pairs: tuple[tuple[frozenset[str], frozenset[str]], ...]
+    name_pairs: tuple[tuple[frozenset[str], frozenset[str]], ...]
     lemmas: frozenset[str]
     type: int | None
     lower: str
@@ -235,7 +235,7 @@ class AskedQuestion:
     def _has_full_names(self, stems: frozenset[str]) -> bool:
         return not any(stems.isdisjoint(word) for word in self.required)
 
-    def lacks_part(self, stems: frozenset[str], found: Sequence[Sentence]) -> bool:
+    def lacks_name_part(self, stems: frozenset[str], found: Sequence[Sentence]) -> bool:
         """Whether a unit lacks a part of a name in a question whose letter case marks no names.
 
         That is both words of a pair, or one of them, if it writes the other one with a capital only: it is about
@@ -245,12 +245,12 @@ class AskedQuestion:
             stems: Stems of the unit.
             found: Its sentences.
         """
-        if not self.pairs:
+        if not self.name_pairs:
             return False
-        wanted = frozenset().union(*(word for pair in self.pairs for word in pair))
+        wanted = frozenset().union(*(word for pair in self.name_pairs for word in pair))
         parts = [w for s in found if not s.stems.isdisjoint(wanted) for w in TOKEN.findall(s.text)]
         lower = frozenset(stem(word.lower()) for word in parts if not word[0].isupper())
-        held = ([word for word in pair if not stems.isdisjoint(word)] for pair in self.pairs)
+        held = ([word for word in pair if not stems.isdisjoint(word)] for pair in self.name_pairs)
         return any(len(words) < 2 and all(map(lower.isdisjoint, words)) for words in held)
 
     def repeats(self, token: Token) -> bool:
@@ -492,7 +492,7 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
         return ()
     found, heading = read_text(text), _heading(title)
     stems = heading.union(*(s.stems for s in found))
-    if not found or question.coverage(stems) < question.least or question.lacks_part(stems, found):
+    if not found or question.coverage(stems) < question.least or question.lacks_name_part(stems, found):
         return ()
     ranked = _ranked(question, found, heading)
     chosen = sorted(i for worth, i in ranked[:most] if worth > 0)
@@ -507,7 +507,7 @@ def excerpt(question: AskedQuestion, unit: Document, most: int) -> Document | No
     """
     found, heading = read_text(unit.text), _heading(unit.title)
     stems = heading.union(*(s.stems for s in found))
-    if not question.has_names(stems) or question.lacks_part(stems, found):
+    if not question.has_names(stems) or question.lacks_name_part(stems, found):
         return None
     if len(found) <= most:
         return unit
