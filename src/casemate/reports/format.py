@@ -190,7 +190,7 @@ def duration(seconds: float | None) -> str:
     _, unit, name = next(one for one in DURATIONS if seconds < one[0])
     digits = seconds < 0.01 or (seconds < 10 * unit and name in ("s", "h", "days"))
     text = f"{seconds / unit:.{digits:d}f}".removesuffix(".0")
-    return f"{text}{NO_BREAK_SPACE}{name[:-1] if text == '1' and name == 'days' else name}"
+    return f"{text}{NO_BREAK_SPACE}{name}"
 
 
 def iso_time(text: str) -> str:
