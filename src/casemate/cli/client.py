@@ -12,7 +12,6 @@ from rich.table import Column, Table
 
 from casemate import config as configuration
 from casemate.cli.console import ConfigFile, Json, out, print_json, shown
-from casemate.cli.prefixes import SHORTEST, find_by_prefix, unique_prefixes
 from casemate.cli.serve import open_event_store
 from casemate.errors import ConfigError
 from casemate.gateway.auth.keys import ApiKeyStore
@@ -23,6 +22,7 @@ from casemate.guard.client_state.feed import MAX_HOURS
 from casemate.guard.client_state.reset import KINDS as STATE_KINDS
 from casemate.guard.client_state.reset import reset_client, reset_of, reset_tenant
 from casemate.protocols import EventStore
+from casemate.text.prefixes import SHORTEST, find_by_prefix, unique_prefixes
 
 client = typer.Typer(help="Clients: list flagged and limited ones, reset a client or a tenant.", no_args_is_help=True)
 

@@ -25,6 +25,7 @@ from casemate.errors import ConfigError
 from casemate.protocols import EventStore
 from casemate.rag.pipeline import require_tenant
 from casemate.runtime.events import append_durably
+from casemate.text.prefixes import find_by_prefix
 from casemate.types import DEFAULT_TENANT, Event, Query, Secret
 
 KIND = "key"
@@ -132,13 +133,9 @@ class ApiKeyStore:
             ConfigError: If there is no such key, or several ids begin so.
         """
         self.sync()
-        matching = [one for one in self._created if one == id_] or [one for one in self._created if _begins(one, id_)]
-        if not matching:
+        whole = find_by_prefix(id_, set(self._created), "keys")
+        if whole is None:
             raise ConfigError(f"no key has the id {id_[:40]!r}; 'casemate key list' shows them")
-        if len(matching) > 1:
-            listed = ", ".join(sorted(matching)[:10])
-            raise ConfigError(f"{len(matching)} keys begin with {id_[:40]!r}: {listed}; give more characters")
-        (whole,) = matching
         if whole not in self._revoked:
             self._write({"action": "revoked", "key": whole})
         return replace(self._created[whole], revoked=self._revoked.get(whole))
@@ -165,8 +162,10 @@ class ApiKeyStore:
         Raises:
             ConfigError: If there is none, if several have the name or begin so, or if it may not ask.
         """
-        if not (found := self._valid(name)):
-            found = self._beginning_with(name)
+        valid = self._valid()
+        found = [one for one in valid if name in (one.id, one.grant.name)]
+        if not found and name:
+            found = [one for one in valid if one.id.startswith(name) or one.grant.name.startswith(name)]
         if not found:
             raise ConfigError(f"no valid key has the id or name {name[:40]!r}; 'casemate key list' shows the ids")
         if len(found) > 1:
@@ -184,21 +183,16 @@ class ApiKeyStore:
         Raises:
             ConfigError: If a valid key has this name or id.
         """
-        if found := self._valid(name):
+        if found := [one for one in self._valid() if name in (one.id, one.grant.name)]:
             raise ConfigError(
                 f"the valid key {found[0].id} has the name {found[0].grant.name[:40]!r} already; no key was created. "
                 f"Choose another name, or revoke that key first: casemate key revoke {found[0].id}"
             )
 
-    def _valid(self, name: str) -> list[ApiKey]:
-        """The valid keys with this id or name, after new events were read."""
+    def _valid(self) -> list[ApiKey]:
+        """The valid keys, after new events were read."""
         self.sync()
-        return [one for one in self.all() if one.revoked is None and name in (one.id, one.grant.name)]
-
-    def _beginning_with(self, text: str) -> list[ApiKey]:
-        """The valid keys whose id or name begins with a text."""
-        valid = [one for one in self.all() if one.revoked is None]
-        return [one for one in valid if _begins(one.id, text) or _begins(one.grant.name, text)]
+        return [one for one in self.all() if one.revoked is None]
 
     def is_revoked(self, id_: str) -> bool:
         """Whether a key is revoked, as of the last ``sync``."""
@@ -232,10 +226,6 @@ class ApiKeyStore:
                     self._created[id_] = ApiKey(id_, grant, str(body["digest"]), event.at)
         except Exception as error:  # one invalid event must not lock out all clients
             _log.warning("the key event %s cannot be read: %s", event.id, type(error).__name__)
-
-
-def _begins(name: str, text: str) -> bool:
-    return bool(text) and name.startswith(text)
 
 
 def _digest(id_: str, secret: str) -> str:
