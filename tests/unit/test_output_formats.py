@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import casemate
-from casemate.reports.format import NO_BREAK_SPACE, duration
+from casemate.reports.durations import NO_BREAK_SPACE, duration
 
 PACKAGE = Path(casemate.__file__).parent
 

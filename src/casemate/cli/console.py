@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from casemate.reports.format import NO_BREAK_SPACE, duration
+from casemate.reports.durations import NO_BREAK_SPACE, duration
 from casemate.text.tokens import REPLACEMENT_CHARACTER, UNSAFE_CHARACTERS
 
 LINE_SECONDS, MAX_LINE_SECONDS = 10.0, 60.0

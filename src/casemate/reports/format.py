@@ -1,4 +1,4 @@
-"""Formats numbers, percentages, intervals, durations and times for people."""
+"""Formats numbers, percentages, intervals and times for people."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from casemate.maths.stats import Estimate, clopper_pearson
+from casemate.reports.durations import NO_BREAK_SPACE, NO_VALUE
 from casemate.text.tokens import REPLACEMENT_CHARACTER, UNSAFE_CHARACTERS
 
 T = TypeVar("T")
 TOO_FEW = "too few to say"
-NO_VALUE = "–"
-NO_BREAK_SPACE = "\u00a0"
-DURATIONS = ((1, 0.001, "ms"), (90, 1, "s"), (5400, 60, "min"), (172_800, 3600, "h"), (math.inf, 86_400, "days"))
-"""The longest duration in each unit and the unit, both in seconds, and its name."""
 MAX_TYPES = 5
 """Types of files that are named."""
 _FIGURE = re.compile(r"[\d.<>]+( %)?( \[[^\]]*\])?")
@@ -175,22 +172,6 @@ def file_types(counts: Mapping[str, int]) -> str:
     parts = [f"{count:,} {ending}" for ending, count in frequent[:MAX_TYPES]]
     parts += [f"{plural(len(frequent) - MAX_TYPES, 'other type')}"] if len(frequent) > MAX_TYPES else []
     return f" ({', '.join(parts)})" if parts else ""
-
-
-def duration(seconds: float | None) -> str:
-    r"""Formats a duration with its unit, from milliseconds to days.
-
-    >>> duration(0.0123), duration(2.5), duration(40.2), duration(None)
-    ('12\xa0ms', '2.5\xa0s', '40\xa0s', '–')
-    >>> duration(700), duration(7200), duration(200000)
-    ('12\xa0min', '2\xa0h', '2.3\xa0days')
-    """
-    if seconds is None or not math.isfinite(seconds):
-        return NO_VALUE
-    _, unit, name = next(one for one in DURATIONS if seconds < one[0])
-    digits = seconds < 0.01 or (seconds < 10 * unit and name in ("s", "h", "days"))
-    text = f"{seconds / unit:.{digits:d}f}".removesuffix(".0")
-    return f"{text}{NO_BREAK_SPACE}{name}"
 
 
 def iso_time(text: str) -> str:

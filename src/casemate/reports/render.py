@@ -16,6 +16,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from casemate.reports import format as formats
+from casemate.reports.durations import duration
 
 CSP = "default-src 'none'; style-src 'unsafe-inline'"
 """Content-Security-Policy of a report without script: no script and no network access, even if escaping failed."""
@@ -33,7 +34,7 @@ def template_environment(package: str) -> Environment:
         auto_reload=False,
     )
     filters = (
-        formats.decimal, formats.duration, formats.interval, formats.iso_time, formats.number, formats.one_in,
+        formats.decimal, duration, formats.interval, formats.iso_time, formats.number, formats.one_in,
         formats.plural, formats.short_rate, formats.unbroken, formats.utc_datetime, formats.utc_time,
     )  # fmt: skip
     environment.filters |= {one.__name__: one for one in filters}

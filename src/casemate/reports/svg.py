@@ -16,7 +16,8 @@ from xml.etree import ElementTree as ET
 import numpy as np
 
 from casemate.maths.stats import Estimate
-from casemate.reports.format import duration, measured, minus, number, percent
+from casemate.reports.durations import duration
+from casemate.reports.format import measured, minus, number, percent
 from casemate.types import Float64
 
 Point: TypeAlias = tuple[float, float]

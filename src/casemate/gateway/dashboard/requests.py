@@ -14,7 +14,8 @@ from casemate.gateway.dashboard.records import RequestRecord
 from casemate.gateway.dashboard.table import Column, Table
 from casemate.gateway.dashboard.time_range import by_bin
 from casemate.monitor.canaries.results import CanaryStatus
-from casemate.reports.format import duration, plural
+from casemate.reports.durations import duration
+from casemate.reports.format import plural
 from casemate.reports.svg import FramedChart, latency_lines
 
 QUANTILES = (0.5, 0.95, 0.99)

@@ -39,7 +39,7 @@ from casemate.monitor.trends.trend import (
     persistent_failures,
     run_findings,
 )
-from casemate.reports.format import duration
+from casemate.reports.durations import duration
 from casemate.types import Event
 
 SEQUENTIAL_KINDS = {CHANGED, MANY}
