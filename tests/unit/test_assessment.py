@@ -97,6 +97,9 @@ def test_an_assessment_holds_documents_out_and_measures_both_sides(tmp_path):
     assert found.pasted.quoted.on.value < 0.3
     page = assessment_report.render_assessment(found)
     assert "<code>guard.audience</code> decide who may read the others" in page
+    assert "2. A pasted record: the guard withholds the rest<" in page
+    page = assessment_report.render_assessment(replace(found, pasted=None))
+    assert "2. A pasted record<" in page and "Not tried: no part of your documents has" in page
     crawl = found.crawl.by_side
     assert crawl["off"].crr.value > crawl["on"].crr.value
     assert found.poisoning.false_answers.on is None  # 44 notes are too few for the screening

@@ -442,6 +442,10 @@ def test_ask_as_a_client_explains(folder):
     full = cli_run("ask", "Which door does the north tower of the harbor bridge have?", "--as", "archive")
     assert "walnut" in full
     assert UNKNOWN in cli_run("ask", "Which door does the north tower of the harbor bridge have?", "--as", "visitor")
+    question = "Which door does the north tower of the harbor bridge have?"
+    unreleased = json.loads(cli_run("ask", question, "--as", "visitor", "--json"))
+    evidence = unreleased["verdicts"][0]["evidence"]
+    assert evidence["words"] == 0 < evidence["stating"] and unreleased["hits"][0]["id"] == "(no source)"
     with open_app() as app:
         assert not app.store.scan("verdict")  # nothing is recorded about the client
 
@@ -462,6 +466,23 @@ def test_ask_as_a_client_names_the_sources_that_it_may_not_read(folder):
     for options in (("--as", "archive"), (), ("--as", "visitor", "--guard", "observe")):
         assert '"audience"' not in cli_run("ask", QUESTION, *options, "--json")
     assert not any(name in cli_run("ask", QUESTION, "--as", "visitor") for name in ("d0", "d1", "d2"))
+
+
+def test_ask_as_a_client_names_the_sources_whose_labels_it_lacks(folder):
+    secret = Document("d9", "The harbor bridge has a secret door.", metadata={"acl": "board", "department": "press"})
+    with open_app() as app:
+        asyncio.run(app.guard.add([secret]))
+        ApiKeyStore(app.store).create(Grant("director", labels=("board",)))
+    question = "Which secret door does the harbor bridge have?"
+    explained = cli_run("ask", question, "--as", "visitor", "--explain", "-k", "2")
+    (line,) = [line for line in explained.splitlines() if line.startswith("labels: ")]
+    assert line == "labels: of the 2 nearest chunks, 1 source not readable by visitor (acl): d9"
+    shown = json.loads(cli_run("ask", question, "--as", "visitor", "--json"))
+    assert shown["labels"] == {"excluded": ["d9"]} and "d9" not in [hit["source"] for hit in shown["hits"]]
+    for options in (("--as", "director"), ()):
+        shown = json.loads(cli_run("ask", question, *options, "--json"))
+        assert "labels" not in shown and "d9" in [hit["source"] for hit in shown["hits"]]
+    assert "d9" not in cli_run("ask", question, "--as", "visitor")
 
 
 @pytest.mark.parametrize("public", [0, 1, 2, 3])

@@ -194,6 +194,17 @@ def test_resetting_an_unknown_client_or_tenant_is_an_error(place):
     assert CliRunner().invoke(cli, ["client", "reset", "--tenant", "default"]).exit_code == 0
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_list_keeps_its_last_column_in_a_narrow_terminal(place, monkeypatch, width):
+    monkeypatch.setattr(client_command, "out", Console(width=width, highlight=False))
+    place.append(flagged(f"cli-{'0' * 32}"))
+    place.flush()
+    table = CliRunner().invoke(cli, ["client", "list"], catch_exceptions=False).stdout.partition("client: first")[0]
+    rows = table.splitlines()
+    assert max(map(len, rows)) <= width and all(row[-1] in "┓┃┩│┘" for row in rows)
+    assert any(row.count("┃") == 8 and "last" in row for row in rows) and "cli-000000000000" in table
+
+
 def test_the_table_shows_the_whole_id_of_a_key(place):
     key, _ = ApiKeyStore(place).create(Grant("a-shop-with-a-long-name"))
     place.append(flagged(key.id))

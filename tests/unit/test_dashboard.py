@@ -1164,6 +1164,18 @@ class TestExploring:
         assert "left out" not in shown["staff"]
         assert HOSTILE not in hostile and "&lt;script&gt;" in hostile
 
+    def test_the_view_as_a_client_names_sources_whose_labels_it_lacks(self, tmp_path):
+        app = make(tmp_path)
+        asyncio.run(app.guard.add([Document("secret", "only3 and only4", metadata={"acl": ["hr"]})]))
+        keys = ApiKeyStore(app.store)
+        hr, other = (keys.create(Grant(name, labels=labels))[0].id for name, labels in (("hr", ("hr",)), ("shop", ())))
+        with visiting(app) as visitor:
+            shown = {
+                id_: visitor.post("/clients/view", client=id_, question="only3 and only4").text for id_ in (hr, other)
+            }
+        assert "1 source among the nearest chunks left out, because of access labels" in shown[other]
+        assert "access labels" not in shown[hr]
+
     def test_an_admin_of_one_tenant_views_no_client_of_another(self, tmp_path):
         app = make(tmp_path)
         other = ApiKeyStore(app.store).create(Grant("theirs", tenant="acme"))[0].id

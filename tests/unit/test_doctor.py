@@ -90,14 +90,18 @@ def test_screening_that_is_off_for_lack_of_documents_is_a_note(gate, folder, mon
 def test_many_flagged_questions_are_a_note(folder):
     with open_app(folder / "casemate.yaml") as app:
         for number in range(20):
-            for defense, flagged in (("mirabel", number % 2 == 0), ("crawl_limit", False)):
-                body = {"defense": defense, "flagged": flagged, "client": "ann", "evidence": {}}
+            flags = {"mirabel": number % 2 == 0, "crawl_limit": False, "similarity_floor": number == 0}
+            for defense, flagged in flags.items():
+                why = {"why": ["before"]} if defense == "mirabel" and number > 9 else {}
+                body = {"defense": defense, "flagged": flagged, "client": "ann", "evidence": why}
                 app.store.append(Event(f"{defense}-{number}", datetime.now(UTC), "verdict", body))
     found = details(folder)
     ok, detail = found["event store"]
     assert (
         ok and detail.count("of them new") == 1 and "crawl_limit flagged 0 of 20 questions: 0.00 [0.00, 0.17]" in detail
     )
+    assert "], 5 of them new, the others repeat an earlier decision" in detail
+    assert detail.endswith("similarity_floor flagged 1 of 20 questions: 0.05 [0.00, 0.25]")
     ok, detail = found["flagged"]
     assert ok is None and detail.startswith("mirabel flagged more than 20 % of the questions: an attack, or")
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from casemate import config as configuration
@@ -249,6 +250,25 @@ class TestCommand:
         (place / "casemate.yaml").unlink()
         with pytest.raises(ConfigError, match="casemate init"):
             run("--yes")
+
+    def test_names_of_defenses_are_whole_at_80_columns(self, place, monkeypatch):
+        monkeypatch.setattr(enforce_command, "out", Console(width=80, highlight=False))
+        record(verdict(1, hidden=("d3",)), verdict(1, defense="crawl_limit"), verdict(1, defense="similarity_floor"))
+        table = run("--dry-run").stdout
+        assert "…" not in table and all(f" {name} " in table for name in ("crawl_limit", "similarity_floor"))
+
+    @pytest.mark.parametrize("words", [[], ["--yes"]])
+    def test_a_refusal_gives_its_reason_once(self, place, words):
+        record(*map(verdict, range(11)))
+        with pytest.raises(ConfigError, match="11 questions were recorded"):
+            run(*words)
+        assert "11 questions were" in run("--dry-run").stderr
+        assert "11 questions were" in run("--yes", "--force").stderr
+
+    def test_the_reason_of_a_refusal_is_not_in_a_note_too(self, place):
+        record(*map(verdict, range(11)))
+        done = CliRunner().invoke(cli, ["enforce", "--yes"])
+        assert isinstance(done.exception, ConfigError) and "note:" not in done.stderr
 
     def test_it_says_how_many_decisions_are_repeated(self, place):
         before = {"hidden": ("d3",), "evidence": {"why": ["before"]}}

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from casemate import plugins
 from casemate.app import open_app
 from casemate.cli import cli
-from casemate.cli.ask import _explain
+from casemate.cli.ask import _Excluded, _explain
 from casemate.cli.canary import _describe_counts
 from casemate.errors import ConfigError
 from casemate.guard import defenses
@@ -134,6 +134,8 @@ def test_every_defense_with_verdicts_states_its_reason_in_words():
     assert judging == set(verdicts.DEFENSES) == set(EXPECTED)
     for name, evidence in EVIDENCE.items():
         assert verdicts.reason(name, evidence) == EXPECTED[name]
+    one = verdicts.reason("quorum", EVIDENCE["quorum"] | {"stating": 1})
+    assert one == EXPECTED["quorum"].replace("3 of them state", "1 of them states")
     assert verdicts.reason("quorum", {"units": 0, "readable": 0, "words": 0, "best": 0.17, "floor": 0.3}) == (
         "unreadable sources left out; none was relevant (best .17, needs .30); 0 readable documents kept"
     )
@@ -197,7 +199,8 @@ def test_figures_of_a_verdict_are_explained(capsys):
         Verdict("quorum", False, Action.NONE, 0.0, 0.0, (), EVIDENCE["quorum"]),
     ]
     for verdicts_shown in (found, found[2:]):
-        _explain(Answer("text", Retrieval((), SimilarityStats(40, 0.1, 0.1)), tuple(verdicts_shown)), "enforce", None)
+        answer = Answer("text", Retrieval((), SimilarityStats(40, 0.1, 0.1)), tuple(verdicts_shown))
+        _explain(answer, "enforce", _Excluded("ann", 5, None, ()))
         said = " ".join(capsys.readouterr().out.split())
         assert ("the threshold differs at random by client and document" in said) == (len(verdicts_shown) == 3)
         assert ("evidence 1 is that of an ordinary client" in said) == (len(verdicts_shown) == 3)

@@ -76,18 +76,29 @@ def ask(
 
 @dataclass(frozen=True, slots=True)
 class _Excluded:
-    """Sources among the nearest chunks that the audience policy removed for a client (``unentitled: nothing``)."""
+    """Sources among the nearest chunks that a client does not receive, whatever the defenses decide.
+
+    Attributes:
+        sources: Removed by the audience policy (``unentitled: nothing``); None if it removes nothing for this client.
+        labeled: With access labels that the client lacks.
+    """
 
     client: str
     k: int
-    sources: tuple[str, ...]
+    sources: tuple[str, ...] | None
+    labeled: tuple[str, ...]
 
-    @property
-    def line(self) -> str:
-        """The sources in one line."""
-        names = f": {some(self.sources)}" if self.sources else ""
-        found = f"of the {plural(self.k, 'nearest chunk')}, {plural(len(self.sources), 'source')} not readable by"
-        return f"audience: {found} {self.client} (unentitled: nothing){names}"
+    def lines(self) -> Iterator[str]:
+        """One line for each reason."""
+        if self.labeled:
+            yield f"labels: {self._found(self.labeled)} (acl): {some(self.labeled)}"
+        if self.sources is not None:
+            names = f": {some(self.sources)}" if self.sources else ""
+            yield f"audience: {self._found(self.sources)} (unentitled: nothing){names}"
+
+    def _found(self, sources: tuple[str, ...]) -> str:
+        count = plural(len(sources), "source")
+        return f"of the {plural(self.k, 'nearest chunk')}, {count} not readable by {self.client}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +127,14 @@ class _Asker:
         # A fresh client name: questions of the operator must not add to the evidence against a client.
         return Query(text, client=self.client or f"cli-{uuid.uuid4().hex}", tenant=self.tenant, k=self.k)
 
-    async def explained(self, text: str) -> tuple[Answer, _Excluded | None]:
-        """Answers a question, and says what the audience policy removed; None if it removes nothing for this client."""
+    async def explained(self, text: str) -> tuple[Answer, _Excluded]:
+        """Answers a question, and says what access labels and the audience policy removed for this client."""
         query = self.query(text)
         answer = await verdict_log.ask(self.target, query)
         sources = await self.app.guard.excluded_sources(query)
+        labeled = await self.app.guard.label_restricted_sources(query)
         name = self.key.grant.name if self.key else query.client
-        return answer, None if sources is None else _Excluded(name, query.k, sources)
+        return answer, _Excluded(name, query.k, sources, labeled)
 
     def warn_of_observe_mode(self) -> None:
         """Says that a key with restrictions is answered without them."""
@@ -190,20 +202,24 @@ async def _answer_file(asker: _Asker, questions: Iterator[tuple[str, str | None]
     return complete
 
 
-def _as_json(answer: Answer, excluded: _Excluded | None) -> dict[str, Any]:
+def _as_json(answer: Answer, excluded: _Excluded) -> dict[str, Any]:
     hits = [{"id": document, "source": source, "score": score} for document, source, score in context_rows(answer)]
-    found = {"answer": answer.text, "hits": hits, "verdicts": [asdict(v) for v in answer.verdicts]}
-    return found | ({"audience": {"unentitled": "nothing", "excluded": excluded.sources}} if excluded else {})
+    found: dict[str, Any] = {"answer": answer.text, "hits": hits, "verdicts": [asdict(v) for v in answer.verdicts]}
+    if excluded.labeled:
+        found["labels"] = {"excluded": excluded.labeled}
+    if excluded.sources is not None:
+        found["audience"] = {"unentitled": "nothing", "excluded": excluded.sources}
+    return found
 
 
-def _explain(answer: Answer, mode: str, excluded: _Excluded | None) -> None:
+def _explain(answer: Answer, mode: str, excluded: _Excluded) -> None:
     out.print(shown(answer.text), soft_wrap=True)
     context = Table("rank", "score", "document in the context", title=f"guard: {mode}", title_justify="left")
     for rank, (document, _, score) in enumerate(context_rows(answer), 1):
         context.add_row(str(rank), "" if score is None else f"{score:.4f}", shown(document))
     out.print(context)
-    if excluded:
-        out.print(shown(excluded.line), soft_wrap=True)
+    for line in excluded.lines():
+        out.print(shown(line), soft_wrap=True)
     for v in answer.verdicts:
         for line in verdict_lines(v):
             out.print(shown(line), soft_wrap=True)

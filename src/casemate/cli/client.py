@@ -68,7 +68,7 @@ def list_(
     if not found:
         out.print(f"no client was flagged or limited in the last {hours:g} hours")
         return
-    first = Column("client", overflow="fold", min_width=SHORTEST)
+    first = Column("client", overflow="fold", no_wrap=max(len(short[one.client]) for one in found) == SHORTEST)
     others = ("key", "tenant", "flagged", "sources", "limited", "last")
     table = Table(first, *(Column(name, overflow="fold") for name in others))
     for one in found:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from casemate import config as configuration
 from casemate.cli.console import ConfigFile, Json, is_terminal, out, print_json, say, shown
@@ -79,10 +79,10 @@ def enforce(
     with closing(build("store", settings.store, settings.folder)) as store:
         since = datetime.now(UTC) - timedelta(days=days)
         preview = None if off else read_preview(store, since, settings.monitor.is_canary)
-        if preview and not as_json:
-            _show(preview)
-        needed = _needed(settings, path, mode, values) and not dry_run
         why = _objection(preview) if preview and not force else ""
+        needed = _needed(settings, path, mode, values) and not dry_run
+        if preview and not as_json:
+            _show(preview, refused=bool(needed and why and (yes or not is_terminal())))
         if needed and yes and why:
             raise ConfigError(f"nothing was changed: {why}. To switch to {mode} all the same, add --force")
         done = needed and _confirmed(mode, yes, as_json, why)
@@ -125,7 +125,8 @@ def _confirmed(mode: GuardMode, yes: bool, as_json: bool, why: str) -> bool:
     return typer.confirm(f"Set guard.mode to {mode}?", default=False, err=True)
 
 
-def _show(preview: EnforcementPreview) -> None:
+def _show(preview: EnforcementPreview, refused: bool) -> None:
+    """Prints the preview. ``refused``: an error with the objection follows, so it is not printed here."""
     since = utc_time(preview.since, seconds=False)
     if not preview.questions:
         out.print(f"no question was recorded in observe mode since {since}; this preview is empty")
@@ -139,7 +140,7 @@ def _show(preview: EnforcementPreview) -> None:
             soft_wrap=True,
         )
         _show_defenses(preview)
-    if preview.questions and (why := _objection(preview)):
+    if preview.questions and not refused and (why := _objection(preview)):
         say.print(f"[yellow]note:[/yellow] {why}", soft_wrap=True)
     if preview.sources:
         names = ", ".join(preview.sources[:5]) + (", ..." if len(preview.sources) > 5 else "")
@@ -148,7 +149,8 @@ def _show(preview: EnforcementPreview) -> None:
 
 
 def _show_defenses(preview: EnforcementPreview) -> None:
-    table = Table("defense", "questions", "withheld", "repeated", "sessions", "undecided", "failed")
+    counted = ("questions", "withheld", "repeated", "sessions", "undecided", "failed")
+    table = Table(Column("defense", no_wrap=True), *(Column(name, overflow="fold") for name in counted), box=None)
     for name, d in preview.defenses.items():
         withheld = f"{d.affected} ({percent(d.affected / d.questions)})"
         counts = d.repeated, d.sessions, d.undecided, d.failed

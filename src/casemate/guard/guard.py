@@ -200,6 +200,16 @@ class Guard:
         entitled = partial(self.audience.entitles, query)
         return tuple(dict.fromkeys(h.document.source for h in found.hits if not entitled(h.document)))
 
+    async def label_restricted_sources(self, query: Query) -> tuple[str, ...]:
+        """Sources among the k nearest chunks whose labels (``acl``) the client lacks: for the operator only.
+
+        Empty for a client without restriction. It searches once more, and records nothing.
+        """
+        if query.labels is None:
+            return ()
+        found = await self.rag.retrieve(replace(query, labels=None))
+        return tuple(dict.fromkeys(h.document.source for h in found.hits if not query.may_read(h.document)))
+
     def _excludes(self, query: Query) -> bool:
         """Whether sources that the client may not read in full are removed before the defenses judge."""
         return self.enforce and self.audience.unentitled == "nothing" and self.audience.restricts(query)

@@ -82,8 +82,9 @@ def reason(defense: str, evidence: Mapping[str, Any]) -> str:
 
 def context_rows(answer: Answer) -> list[tuple[str, str, float | None]]:
     """Id, source and score of each document in the context. What several units state together has no score."""
-    units = next((e.get("stating", e["units"]) for v in answer.verdicts if "units" in (e := v.evidence)), 0)
-    combined = f"({plural(units, 'source')} combined)" if units else "(no source)"
+    evidence = next((v.evidence for v in answer.verdicts if "units" in v.evidence), {})
+    units, released = evidence.get("stating", evidence.get("units", 0)), evidence.get("words", 0)
+    combined = f"({plural(units, 'source')} combined)" if released and units else "(no source)"
     return [
         (combined, combined, None)
         if isinstance(hit.document, ReleasedDocument)
@@ -222,7 +223,8 @@ def _quorum(e: Mapping[str, Any]) -> str:
         sources = plural(e["left_out"], "unreadable source") if "left_out" in e else "unreadable sources"
         none = f"none was relevant (best {number(e['best'])}, needs {number(e['floor'])})"
         return f"{sources} left out; {none}; {plural(e['readable'], 'readable document')} kept"
-    stating = f"; {e['stating']} of them state something about the question" if "stating" in e else ""
+    verb = "states" if e.get("stating") == 1 else "state"
+    stating = f"; {e['stating']} of them {verb} something about the question" if "stating" in e else ""
     units = f"{plural(e['units'], 'unit')} (a unit is a source with its copies{stating})"
     said = f"{plural(e['words'], 'keyword')} released from {units} that the client may not read"
     parts = [said, f"{plural(e['readable'], 'readable document')} kept"]

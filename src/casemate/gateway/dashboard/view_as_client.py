@@ -41,9 +41,11 @@ async def ask(request: PageRequest) -> Page:
     try:
         answer = await verdict_log.ask(request.app.unrecorded_target(), query)
         excluded = await request.app.guard.excluded_sources(query)
+        labeled = await request.app.guard.label_restricted_sources(query)
     except (QueryError, BackendError) as error:
         return Page("view_as_client.html", context | {"error": str(error)})
-    return Page("view_as_client.html", context | _shown(request, query, answer) | {"excluded": excluded})
+    left_out = {"excluded": excluded, "labeled": labeled}
+    return Page("view_as_client.html", context | _shown(request, query, answer) | left_out)
 
 
 def _form(request: PageRequest, chosen: str, question: str) -> dict[str, Any]:
