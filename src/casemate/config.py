@@ -32,9 +32,9 @@ FILE = "casemate.yaml"
 
 
 class Section(BaseModel):
-    """One section of the configuration. Refuses unknown keys."""
+    """One section of the configuration. Refuses unknown keys, and numbers that are not finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class PluginSpec(BaseModel):

@@ -67,6 +67,28 @@ def langchain_parents():
     return parents.vectorstore.protection, lambda: [d.metadata["name"] for d in made.invoke(QUESTION)]
 
 
+@pytest.mark.parametrize("with_id", [True, False])
+def test_labels_of_the_store_apply_to_results_of_other_retrievers(with_id):
+    """A retriever that was built from the texts alone has no metadata."""
+    pytest.importorskip("langchain_core")
+    from langchain_core.documents import Document
+    from langchain_core.retrievers import BaseRetriever
+
+    from casemate.integrations.langchain import guarded
+
+    class Other(BaseRetriever):
+        def _get_relevant_documents(self, query, *, run_manager):
+            return [Document(text, id=name if with_id else None) for name, text in TEXTS.items()]
+
+    store = langchain()
+    retriever = guarded(Other(), store=store)
+    with client_context("ann"):
+        assert [d.id for d in retriever.invoke(QUESTION)] == ["open"]
+    with client_context("ann", labels=["hr"]):
+        assert [d.id for d in retriever.invoke(QUESTION)] == ["open", "hr"]
+    store.protection.close()
+
+
 def llamaindex():
     pytest.importorskip("llama_index.core")
     from llama_index.core import VectorStoreIndex

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from casemate.demo.clinic import PAGES
+from casemate.monitor.canaries import drafts
 from casemate.monitor.canaries.drafts import FACT, SENTINEL, CanaryDrafter
 from casemate.monitor.canaries.questions import connected_questions, fact_questions, noun_phrases
 from casemate.text.tokens import STOP_WORDS, ReferenceCorpus
@@ -85,3 +86,12 @@ def test_drafts_of_the_clinic_read_as_english():
         assert query[-1] in ".?"
         assert not re.search(r"\b(\w+) \1\b", query), query
         assert query.rstrip("?.").rpartition(" ")[2].lower() not in STOP_WORDS, query
+
+
+def test_the_words_of_each_phrase_are_compared_once(monkeypatch):
+    """Otherwise one long sentence of a document takes minutes."""
+    phrases = [f"the {a}{b} bridge {b}{a}" if a == b else f"{a}{b}" for a in "bdfg" for b in "klmn"] + ["bk", "old bdk"]
+    read = list[str]()
+    monkeypatch.setattr(drafts, "content_words", lambda phrase: read.append(phrase) or frozenset(phrase.split()))
+    assert drafts._without_overlap(phrases) == [*phrases[:16], "old bdk"]
+    assert read == phrases

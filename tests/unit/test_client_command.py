@@ -97,6 +97,9 @@ def test_keys_are_found_by_the_beginning_of_their_id_or_name(place):
         keys.named("web")
     assert keys.revoke(other.id[:15]).id == other.id
     assert keys.named("web") == keys.named("web-shop")
+    keys.create(Grant("web-forum-2"))
+    with pytest.raises(ConfigError, match="no valid key has the id or name 'web-forum'"):
+        keys.named("web-forum")  # it is the name of a revoked key
     with pytest.raises(ConfigError, match="no key has the id ''"):
         keys.revoke("")
     place.close()

@@ -42,6 +42,11 @@ def test_the_folder_of_a_configuration_is_that_of_its_file(tmp_path):
             "unknown key 'rag.chunk.token'; did you mean 'tokens'? allowed: tokens, overlap",
         ),
         ({"folder": "x"}, "unknown key 'folder'; allowed: rag, guard, calibrate, "),
+        (
+            {"monitor": {"runs_per_false_alert": float("inf")}},  # no alarm would ever occur
+            "monitor.runs_per_false_alert is inf: input should be a finite number",
+        ),
+        ({"gateway": {"timeout_s": float("nan")}}, "gateway.timeout_s is nan: input should be a finite number"),
         ({"rag": {"k": 0}}, "rag.k is 0: input should be greater than or equal to 1"),
         ({"rag": {"k": "many"}}, "rag.k is 'many'"),
         ({"guard": {"mode": "on"}}, "guard.mode is 'on': input should be 'enforce', 'observe' or 'off'"),

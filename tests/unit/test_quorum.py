@@ -465,6 +465,13 @@ def no_record_decides_about_another(persons, writing):
     assert answer([*texts, f"{first.title()} {last.title()} lives at 9 Mill Lane."], question=question) == UNKNOWN
 
 
+@pytest.mark.parametrize("space", ["  ", "\n", "\t", "\xa0", " \n "])
+@pytest.mark.parametrize("writing", WRITINGS)
+def test_any_white_space_separates_the_words_of_a_name(writing, space):
+    persons = [("vesna", "ashgrove"), *(("vesna", name) for name in LAST_NAMES[1:])]
+    no_record_decides_about_another(persons, writing.replace(" ", space))
+
+
 @given(PERSONS, st.sampled_from(WRITINGS))
 @settings(max_examples=120, deadline=None)
 def test_letter_case_does_not_decide_whether_records_about_others_are_heard(persons, writing):

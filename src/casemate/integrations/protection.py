@@ -436,18 +436,24 @@ class Protection:
     def given(self, rows: Iterable[FrameworkDocument]) -> tuple[FrameworkDocument, ...]:
         """Another retriever's documents that are in the store, in their order; the others are dropped.
 
-        A document with no id, or with another id, is the one of the store that has the same text.
+        A document with no id, or with another id, is the one of the store that has the same text. Source and metadata
+        are those of the store: the retriever may have been built from texts alone, without access labels.
         """
         rows = list(rows)
-        there = {d.id for d in self.store.find([row.id for row in rows if row.id]).documents}
+        there = self._stored_by_id(rows)
         unknown = [row for row in rows if row.id not in there]
         same_text = {row.text: row for row in self.texts.identify(unknown)} if unknown else {}
         known = [row if row.id in there else same_text.get(row.text) for row in rows]
+        there |= self._stored_by_id(same_text.values())
+        known = [row if row is not None and row.id in there else None for row in known]
         withheld = self.index.withheld()
-        kept = {row.id: row for row in known if row is not None and row.id not in withheld}
+        kept = {r.id: _as_stored(r, there[r.id]) for r in known if r is not None and r.id not in withheld}
         if dropped := sum(row is None or row.id in withheld for row in known):
             log.warning("%s: %d documents are not in it, and were dropped", self.store.name, dropped)
         return tuple(kept.values())
+
+    def _stored_by_id(self, rows: Iterable[FrameworkDocument]) -> dict[str, Document]:
+        return {d.id: d for d in self.store.find([row.id for row in rows if row.id]).documents}
 
     @contextmanager
     def writing(self, ids: Sequence[str] | None) -> Iterator[None]:
@@ -463,6 +469,10 @@ class Protection:
                 yield
             self.texts.update(ids)
             self._check()
+
+
+def _as_stored(row: FrameworkDocument, stored: Document) -> FrameworkDocument:
+    return row._replace(source=stored.source, metadata={**row.metadata, **stored.metadata})
 
 
 def _query(identity: ClientIdentity, text: str = "", k: int = 1) -> Query:

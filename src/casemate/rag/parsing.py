@@ -26,7 +26,7 @@ _FRONT_MATTER = re.compile(
     r"---[ \t]*\n(?=(?:#[^\n]*\n)*[\"']?[\w-]+[\"']?[ \t]*:)(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S
 )
 _RESTRICTION = re.compile(rf"(?:^|[?{{,-])[ \t]*[\"']?({ACL}|{CLIENTS})[\"']?[ \t]*(?::|$)", re.M | re.I)
-_OPENING, _CLOSING = re.compile(r"\s*---[ \t]*\n"), re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.M)
+_FRONT_START, _CLOSING = re.compile(r"\s*---[ \t]*\n"), re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.M)
 _FRONT_MATTER_CHARACTERS = 16_000  # yaml reads about 100,000 a second
 _BREAKS = dict.fromkeys(
     "address article aside blockquote body br caption dd details div dl dt fieldset figcaption figure footer"
@@ -101,7 +101,7 @@ def _refuse_ignored_restriction(front: str, found: Mapping[str, Any]) -> None:
 
 def _unread_front(text: str) -> str:
     """What may be meant as front matter in a text without one: to the next line of three hyphens, or the start."""
-    if not (opening := _OPENING.match(text)):
+    if not (opening := _FRONT_START.match(text)):
         return ""
     start = opening.end()
     closing = _CLOSING.search(text, start)

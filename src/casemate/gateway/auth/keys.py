@@ -164,7 +164,8 @@ class ApiKeyStore:
         """
         valid = self._valid()
         found = [one for one in valid if name in (one.id, one.grant.name)]
-        if not found and name:
+        is_revoked = not found and any(name in (one.id, one.grant.name) for one in self.all())
+        if not found and name and not is_revoked:
             found = [one for one in valid if one.id.startswith(name) or one.grant.name.startswith(name)]
         if not found:
             raise ConfigError(f"no valid key has the id or name {name[:40]!r}; 'casemate key list' shows the ids")

@@ -236,10 +236,11 @@ def _beside(title: str, phrases: Sequence[str]) -> list[str]:
 
 def _without_overlap(found: Sequence[str]) -> list[str]:
     """The terms that share no word with an earlier one."""
-    kept: list[str] = []
+    kept, taken = list[str](), set[str]()
     for term in found:
-        if content_words(term) and not any(content_words(term) & content_words(other) for other in kept):
+        if (own := content_words(term)) and taken.isdisjoint(own):
             kept.append(term)
+            taken |= own
     return kept
 
 

@@ -197,7 +197,7 @@ class AskedQuestion:
         text = text.lower() if _is_title(text) else text  # its capitals mark no names
         languages = languages_of(text)
         plain, known = without_elision(_plain(text), languages), function_words(languages)
-        read = [(s, Sentence(s, known).tokens) for s in sentences(plain)]
+        read = [(s, Sentence(s, known).tokens) for s in map(_with_single_spaces, sentences(plain))]
         tokens = [t for _, found in read for t in found]
         required = (w for s, found in read for t in found if " " in t.written for w in _required(t, s, known))
         pairs = _name_pairs([s for s, _ in read], known) if is_english(plain) else []
@@ -362,7 +362,7 @@ def read_text(text: str, questions: bool = False) -> tuple[Sentence, ...]:
     known = function_words(languages)
     marked = _MARKS.search(text) is not None
     bare = (MARKUP.sub("", s) if marked or not s[0].isalnum() else s for s in sentences(text))
-    plain = (" ".join(s.split()) for s in bare)
+    plain = map(_with_single_spaces, bare)
     found = (Sentence(s, known) for s in plain if questions or not s.endswith(("?", "？")))
     return tuple(islice((s for s in found if s.stems), MAX_SENTENCES))
 
@@ -373,6 +373,11 @@ def _composed(text: str) -> str:
     Forms of one text then have the same words, function words and statements.
     """
     return unicodedata.normalize("NFC", text)
+
+
+def _with_single_spaces(text: str) -> str:
+    """A sentence without line breaks and repeated spaces: words of a name are separated by one space."""
+    return " ".join(text.split())
 
 
 def _plain(text: str) -> str:
