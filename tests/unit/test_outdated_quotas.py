@@ -28,7 +28,8 @@ def at(monkeypatch):
     return lambda day: monkeypatch.setattr(time, "time", lambda: day * DAY + 60.0)
 
 
-def test_words_of_clients_that_never_return_are_not_kept(store, at):
+def test_words_of_clients_that_never_return_are_not_kept(store, at, monkeypatch):
+    monkeypatch.setattr(word_quotas, "KEPT_PERIODS", 1)
     for day in range(20_000, 20_010):
         at(day)
         quotas, others = WordQuotas(DAY, store), WordQuotas(7 * DAY, store)
@@ -46,7 +47,7 @@ def test_processes_that_discard_at_the_same_time_exceed_no_quota(tmp_path, at):
     at(20_000)
     stores = [SqlEventStore(path=tmp_path / "events.db") for _ in range(4)]
     name = quota_name("default", "ann")
-    stores[0].acquire([word_quotas.QuotaRequest(f"{name} {DAY:g}s{day}", 5, 100) for day in range(19_900, 20_000)])
+    stores[0].acquire([word_quotas.QuotaRequest(f"{name} {DAY:g}s{day}", 5, 100) for day in range(19_000, 20_000)])
     blocks = [WordBlock(name) for _ in stores]
 
     def take(store, block):
@@ -60,9 +61,18 @@ def test_processes_that_discard_at_the_same_time_exceed_no_quota(tmp_path, at):
     for thread in threads:
         thread.join()
     assert sum(block.left for block in blocks) == 100
-    assert sorted(int(one.partition(f"{DAY:g}s")[2]) for one in stores[0].quota_usage(f"{name} ")) == [19_999, 20_000]
+    kept = sorted(int(one.partition(f"{DAY:g}s")[2]) for one in stores[0].quota_usage(f"{name} "))
+    assert kept == [*range(20_000 - word_quotas.KEPT_PERIODS, 20_001)]
     for one in stores:
         one.close()
+
+
+def test_a_fast_clock_deletes_no_quota_in_use(store, at):
+    for day, left in ((20_000, 100), (20_300, 100), (20_000, 0)):
+        at(day)
+        block = WordBlock(quota_name("default", "ann"))
+        WordQuotas(DAY, store).acquire([WantedWords(block, 100, 100)])
+        assert block.left == left
 
 
 def test_budgets_of_units_are_kept_for_two_periods_and_never_open_again(store, at):

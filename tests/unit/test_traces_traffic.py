@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -235,13 +236,19 @@ def test_without_placed_questions_there_is_no_share(corpus):
     assert (found.watched, found.topics, found.unplaced) == (None, (), 1)
 
 
+def in_prose(text):
+    """The words of a text as phrases of two words with certain borders, which drafted questions name."""
+    found = text.split()
+    return "The " + " of the ".join(map(" ".join, zip(found[::2], found[1::2], strict=False))) + "."
+
+
 @pytest.mark.parametrize("text", ["only8 only8 t2w3", ""])
 def test_candidates_ask_about_the_most_asked_documents_of_topics_without_a_canary(corpus, tmp_path, text):
-    regions = corpus[0]
+    regions = replace(corpus[0], documents=[replace(d, text=in_prose(d.text)) for d in corpus[0].documents])
     contexts = {"one": frozenset({"d1"})}
     questions = [*asked(8, 6, text), *asked(1, 9), *asked(14, 2, "nothing like it")]
     coverage = measure_traffic(regions, contexts, questions)
-    runner = CanaryRunner((), Retriever(corpus), 4, corpus[2])
+    runner = CanaryRunner((), Retriever(corpus), 12, corpus[2])
     found = asyncio.run(draft_candidates(regions, coverage, questions, runner, count=5))
     first = found.canaries[0]
     assert first.expected_documents == ("d8",) and first.id == "traffic-01"
@@ -290,7 +297,7 @@ def test_files_are_imported_reported_and_lead_to_canaries(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     Path("casemate.yaml").write_text("guard: {mode: 'off', defenses: []}\n")
     with open_app(configuration.read()) as app:
-        asyncio.run(app.guard.add(topical(20)))
+        asyncio.run(app.guard.add([replace(d, text=in_prose(d.text)) for d in topical(20)]))
     assert casemate("report")[0] == 3
     assert "casemate traces import" in error_of("suggest")
 

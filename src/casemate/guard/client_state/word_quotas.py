@@ -27,6 +27,8 @@ PREFIX = "crawl words"
 """Beginning of the names of these quotas."""
 BLOCK_SHARE = 16
 """A process acquires this part of the words that are left, unless it needs more at once."""
+KEPT_PERIODS = 366
+"""Ended periods whose quotas are kept. If fewer were, a process with a fast clock would delete quotas in use."""
 MAX_OWNERS = 1_000_000
 """Owners counted without an event store; the oldest are forgotten first."""
 
@@ -116,14 +118,14 @@ class WordQuotas:
             self._discard_outdated(self._store, period)
 
     def _discard_outdated(self, store: EventStore, period: int) -> None:
-        """Deletes the quotas of periods that ended a whole period ago, once per process and period.
+        """Deletes the quotas of periods that ended ``KEPT_PERIODS`` ago, once per process and period.
 
-        The last period stays: the clock of another process may be behind. A failure only leaves them there.
+        A failure only leaves them there.
         """
         kept = re.compile(rf"{PREFIX} [0-9a-f]{{32}} {re.escape(f'{self._seconds:g}')}s(\d+)")
         try:
             named = (kept.fullmatch(name) for name in store.quota_usage(f"{PREFIX} "))
-            store.discard_quotas([one[0] for one in named if one and int(one[1]) < period - 1])
+            store.discard_quotas([one[0] for one in named if one and int(one[1]) < period - KEPT_PERIODS])
         except BackendError as error:
             _log.warning("outdated quotas could not be deleted: %s", error)
 
