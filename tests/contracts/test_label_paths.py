@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from casemate.errors import ConfigError
-from casemate.integrations.guarded_query import client_context
+from casemate.integrations.guarded_query import client_context, client_identity
 from tests.fakes import BagOfWords
 
 QUESTION = "Which door does the north tower of the harbor bridge have?"
@@ -159,3 +159,11 @@ def test_a_document_without_its_reader_is_logged_once(caplog):
 def test_labels_are_a_list():
     with pytest.raises(ConfigError, match="labels must be a list of texts"), client_context("ann", labels="hr"):
         pass
+
+
+def test_labels_are_of_one_client_and_tenant():
+    with client_context("ben", tenant="north", labels=["hr"]):
+        assert client_identity("ben", "north").labels == ("hr",)
+        assert client_identity("ben", "south").labels == ()
+    with client_context("north/ben", labels=["hr"]), client_context("ben", tenant="north"):
+        assert client_identity().labels == ()

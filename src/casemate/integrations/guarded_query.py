@@ -81,7 +81,8 @@ def client_identity(client: Any = "", tenant: Any = "") -> ClientIdentity:
             raise ConfigError(f"casemate_{name} is a {type(value).__name__}; give a text")
     around = _ASKER.get()
     found = ClientIdentity(str(client) or around.client, str(tenant) or around.tenant)
-    return replace(found, groups=around.groups, labels=around.labels) if found.name == around.name else found
+    is_same = (found.client, found.tenant) == (around.client, around.tenant)
+    return replace(found, groups=around.groups, labels=around.labels) if is_same else found
 
 
 class Guarded:
