@@ -474,7 +474,7 @@ def test_any_white_space_separates_the_words_of_a_name(writing, space):
 
 @given(PERSONS, st.sampled_from(WRITINGS))
 @settings(max_examples=120, deadline=None)
-def test_letter_case_does_not_decide_whether_records_about_others_are_heard(persons, writing):
+def test_letter_case_does_not_decide_whether_records_about_others_count(persons, writing):
     no_record_decides_about_another(persons, writing)
 
 

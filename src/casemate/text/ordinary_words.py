@@ -7,9 +7,9 @@ too, such as *brook* and *grace*.
 from __future__ import annotations
 
 from functools import lru_cache
-from importlib.resources import files
 
 from casemate.text.tokens import stem
+from casemate.text.word_lists import read_sections
 
 _ENDINGS = ("tion", "tions", "sion", "sions", "ness", "ology", "ical", "ically", "ism", "isms", "ized", "izing")
 """Endings of words that no name has, or hardly any."""
@@ -20,9 +20,8 @@ _LONGER = 3
 @lru_cache(maxsize=1)
 def _listed() -> tuple[frozenset[str], frozenset[str]]:
     """The stems of the words, and the words that are names, too. Read on first use."""
-    text = files("casemate.text").joinpath("ordinary_words.txt").read_text("utf-8")
-    _, words, names = text.split("== ")
-    return frozenset(map(stem, words.split()[1:])), frozenset(names.split()[1:])
+    listed = read_sections("casemate.text", "ordinary_words.txt")
+    return frozenset(map(stem, listed["words"].split())), frozenset(listed["names"].split())
 
 
 def may_be_name(word: str) -> bool:

@@ -19,7 +19,7 @@ IN, ABOUT  prepositions; THE, NE: dropped
 
 from __future__ import annotations
 
-from importlib.resources import files
+from casemate.text.word_lists import read_sections
 
 DROPPED = frozenset({"THE", "NE"})
 """Classes that carry no information."""
@@ -43,9 +43,7 @@ def _parsed(lines: str) -> Lexicon:
 
 def _read() -> dict[str, Lexicon]:
     """Reads the lexicon of each language; ``== en`` begins the English one."""
-    text = files("casemate.text").joinpath("refusal_words.txt").read_text("utf-8")
-    parts = (part.partition("\n") for part in text.split("== ")[1:])
-    return {language: _parsed(lines) for language, _, lines in parts}
+    return {language: _parsed(lines) for language, lines in read_sections("casemate.text", "refusal_words.txt").items()}
 
 
 LEXICONS = _read()

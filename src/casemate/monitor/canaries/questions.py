@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from typing import NamedTuple
 
 from casemate.text.sentences import proper_nouns
 from casemate.text.tokens import NUMBER_WORDS, STOP_WORDS, content_words, join_words
+from casemate.text.word_lists import read_sections
 
 MIN_WORDS, MAX_WORDS = 6, 40
 """Length of a sentence that yields a question."""
@@ -24,10 +24,7 @@ MIN_CONTENT_WORDS = 3
 MAX_PHRASE_WORDS = 5
 """Longest phrase that a question names, in words without its article."""
 
-_WORDS = dict(
-    part.split("\n", 1)
-    for part in files("casemate.monitor.canaries").joinpath("question_words.txt").read_text("utf-8").split("== ")[1:]
-)
+_WORDS = read_sections("casemate.monitor.canaries", "question_words.txt")
 _ARTICLES = frozenset("a an the every each".split())
 _BE = frozenset("is are was were".split())
 _HAVE = {"has": "does", "have": "do", "had": "did"}

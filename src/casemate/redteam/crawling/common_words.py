@@ -7,12 +7,9 @@ the region of English texts.
 
 from __future__ import annotations
 
-from importlib.resources import files
+from casemate.text.word_lists import read_sections
 
-_PARTS = dict(
-    part.split("\n", 1)
-    for part in files("casemate.redteam.crawling").joinpath("common_words.txt").read_text("utf-8").split("== ")[1:]
-)
+_PARTS = read_sections("casemate.redteam.crawling", "common_words.txt")
 WORDS: tuple[str, ...] = tuple(dict.fromkeys(_PARTS["words"].split()))
 SENTENCES: tuple[str, ...] = tuple(_PARTS["sentences"].splitlines())
 GENERAL_WORDS: tuple[str, ...] = tuple(_PARTS["general"].split())
