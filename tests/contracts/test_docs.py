@@ -180,6 +180,14 @@ def test_code_paths_exist(page):
     assert not [f for f in named if not (ROOT / "src/casemate" / f).is_file() and Path(f).name not in EXAMPLE_FILES]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_measurements_name_existing_benchmarks_and_results(page):
+    text = " ".join(page.read_text().split(RENAMES)[0].split())
+    modules = {ROOT / name.replace(".", "/") for name in re.findall(r"-m ((?:benchmarks|tests)(?:\.\w+)+)", text)}
+    assert not [m for m in modules if not (m.with_suffix(".py").is_file() or (m / "__main__.py").is_file())]
+    assert not [f for f in re.findall(r"benchmarks/results/\w+\.json", text) if not (ROOT / f).is_file()]
+
+
 def test_renames_end_at_existing_modules():
     _, text = (ROOT / "CHANGELOG.md").read_text().split("### Modules")
     modules = re.findall(r"→\s+`([\w.]+)`", text.split("### Classes")[0])
