@@ -67,7 +67,7 @@ def test_notes_are_whole_and_of_the_right_length(seed: int) -> None:
         assert ".." not in text
 
 
-@pytest.mark.parametrize("seed", [7, 8, 9])
+@pytest.mark.parametrize("seed", [7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (8, 9))])
 def test_no_two_notes_are_near_duplicates(seed: int) -> None:
     found = overlaps([text for _, text in clinic.case_notes(seed=seed)])
     assert max(found.values()) <= 0.35

@@ -40,7 +40,7 @@ def test_the_view_equals_the_index_after_a_removal(tmp_path, pieces):
     index.open("bag-of-words", 64)
     index.add(held, E)
     index.add(held[:8], E[:8], "acme")
-    names = [f"d{i}" for i in range(0, 60, 7)]
+    names = [f"d{i}" for i in range(0, 60, 12)]
     before = datasets.indexed_sources(index, names)
     queries = np.concatenate([E[:: 2 * pieces], BagOfWords().embed(["amber", "birch cedar"])])
     for name in names:

@@ -37,7 +37,7 @@ def leak():
 
 
 async def until(condition, *work):
-    """Runs work until a condition condition."""
+    """Runs work until a condition holds."""
     task, deadline = asyncio.ensure_future(run_concurrently(*work)), time.monotonic() + 60
     while not condition():
         assert not task.done(), task.exception()
@@ -68,22 +68,27 @@ def test_missed_alerts_are_opened_also_without_channels():
 
 def test_it_opens_and_sends_alerts_until_cancelled(tmp_path):
     channel = FakeChannel()
+
+    def kinds():
+        return [notification.details["kind"] for notification in channel.received]
+
     with closing(SqlEventStore(path=tmp_path / "e.db")) as store:
 
         async def story():
             await until(
-                lambda: len(channel.received) == 1,
+                lambda: kinds() == ["changed"],
                 AlertDispatcher(store, [channel], QUICK).run(),
                 asyncio.to_thread(raised, store),
             )
             await until(
-                lambda: len(channel.received) == 2,
+                lambda: "honey_leak" in kinds(),
                 AlertDispatcher(store, [channel], QUICK).run(),
                 _later(store.append, leak()),
             )
 
         asyncio.run(story())
-        assert [n.details["kind"] for n in channel.received] == ["changed", "honey_leak"]
+        # A delivery that was cancelled before it was recorded is repeated.
+        assert kinds() in (["changed", "honey_leak"], ["changed", "changed", "honey_leak"])
 
 
 async def _later(call, *arguments):

@@ -14,7 +14,7 @@ ONE_PERCENT = np.full(50, 0.01)
 
 
 @pytest.mark.parametrize("asked", [20, pytest.param(1000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("confirm", [0, 5])
+@pytest.mark.parametrize("confirm", [pytest.param(0, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("length", [300, pytest.param(600, marks=pytest.mark.slow)])
 def test_fifty_canaries_of_one_percent_flake_raise_at_most_one_false_alert_in_a_thousand_runs(asked, confirm, length):
     failed = baseline(1, 50, 50, asked, 0.01)

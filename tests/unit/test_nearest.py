@@ -35,7 +35,7 @@ def assert_same(index: ExactSearch, held: dict[int, np.ndarray], q: np.ndarray, 
 steps = st.lists(st.tuples(st.integers(-9, 20), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=12)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=steps, seed=st.integers(0, 1 << 30), sizes=st.sampled_from([(1, 1), (2, 5), (7, 99), (16, 5), (99, 99)]))
 def test_exact_search_equals_a_sort_after_additions_and_removals(monkeypatch, steps, seed, sizes) -> None:
     monkeypatch.setattr(nearest, "BLOCK", sizes[0])

@@ -38,8 +38,7 @@ from tests.unit.tiny_gguf import write_gguf  # noqa: E402
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 64])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("rows", "seed"), [(1, 0), (2, 1), (5, 0), (5, 2), (64, 1)])
 def test_answers_are_those_of_each_prompt_alone(rows: int, seed: int, network: Any) -> None:  # noqa: F811
     jobs = drawn_jobs(17, seed)
     decoder = answer.TrunkDecoder(network, VOCABULARY, {END}, rows, {})
