@@ -137,7 +137,6 @@ class ExternalSystem(TargetSystem):
             await check_reachable(self._external, self._documents, self._section.concurrency)
 
     def cost(self) -> dict[str, float]:
-        """See `TargetSystem.cost`."""
         return self._external.cost()
 
     def finish(self) -> None:
@@ -156,7 +155,6 @@ class ExternalCampaign(Campaign):
 
     @property
     def config(self) -> Config:
-        """See `Campaign.config`."""
         return self.settings
 
     def open_round(self, store: CampaignStore, external: ExternalTargets, key: str) -> CampaignRound:
@@ -187,7 +185,6 @@ class ExternalMembershipCampaign(ExternalCampaign):
     benign: Sequence[str] = ()
 
     async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
-        """See `Campaign.prepare`."""
         config, section = self.config, self.config.redteam
         split, missing = self._split()
         external = build_external_targets(config, *((Capability.PROVIDED,) if split else ()))
@@ -248,7 +245,6 @@ class ExternalExtractionCampaign(ExternalCampaign):
     stem: ClassVar[str] = CRAWL
 
     async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
-        """See `Campaign.prepare`."""
         config, section = self.config, self.config.redteam
         documents = self._documents()
         external = build_external_targets(config, *((Capability.CORPUS,) if documents else ()))
