@@ -40,7 +40,7 @@ from casemate.redteam.campaigns.probe import OwnProbeCampaign
 from casemate.redteam.campaigns.promptfoo import NO_MODEL, PromptfooExport, judge_results
 from casemate.redteam.campaigns.replay import read_recorded
 from casemate.redteam.campaigns.replay import replay as replay_recorded
-from casemate.redteam.lab.capabilities import ATTACKS, CHECKS, UNMET_REASONS
+from casemate.redteam.lab.capabilities import ATTACKS, CHECKS
 from casemate.redteam.lab.results import CampaignResult, CheckStatus, load_result
 from casemate.redteam.reporting.compare import ReportDiff, compare_results, conclusion, render_diff_text
 from casemate.redteam.reporting.files import CRAWL, PROBE, newest_report, write_report
@@ -80,7 +80,7 @@ def list_attacks(as_json: Json = False) -> None:
     found = {(role, name): plugins.load(role, name) for role in COMMANDS for name in plugins.names(role)}
     if as_json:
         attacks = {name: {"from": cls.paper, "needs": sorted(ATTACKS[role])} for (role, name), cls in found.items()}
-        print_json({"attacks": attacks, "checks": {name: sorted(needed) for name, needed in CHECKS.items()}})
+        print_json({"attacks": attacks, "checks": {name: sorted(check.needs) for name, check in CHECKS.items()}})
         return
     table = Table("attack", "command", "needs", "paper", "description")
     for (role, name), cls in found.items():
@@ -88,8 +88,8 @@ def list_attacks(as_json: Json = False) -> None:
         table.add_row(name, COMMANDS[role], ", ".join(sorted(ATTACKS[role])), cls.paper, lines[0] if lines else "")
     out.print(table)
     checks = Table("check", "needs", "result without", title="Checks", title_justify="left")
-    for name, needed in CHECKS.items():
-        checks.add_row(name, ", ".join(sorted(needed)), f"INCONCLUSIVE: {UNMET_REASONS[name]}")
+    for name, check in CHECKS.items():
+        checks.add_row(name, ", ".join(sorted(check.needs)), f"INCONCLUSIVE: {check.unmet}")
     out.print(checks)
 
 
