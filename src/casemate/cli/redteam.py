@@ -50,8 +50,7 @@ from casemate.types import DEFAULT_TENANT
 redteam = typer.Typer(help="Attack your own system, guard off and guard on.", no_args_is_help=True)
 report = typer.Typer(help="Read and compare reports.", no_args_is_help=True)
 TargetName = Annotated[
-    str | None,
-    typer.Option("--target", help="Target: a name in redteam.targets, an address, module:function, or own."),
+    str | None, typer.Option("--target", help="Target: a name in redteam.targets, an address, module:function, or own.")
 ]
 ProbeTarget = Annotated[
     str | None, typer.Option("--target", help="Only own: documents are added to a copy of the own index.")
@@ -133,7 +132,7 @@ def run(
     else:
         _print(result, files["html"])
         if change:
-            out.print(shown(render_diff_text(change)), soft_wrap=True)
+            out.print(shown(render_diff_text(change)))
     raise typer.Exit(_exit_code(result.status, change))
 
 
@@ -267,8 +266,8 @@ def _run(campaign: Campaign, baseline: CampaignResult | None = None) -> tuple[Ca
 def _print(result: CampaignResult, page: str) -> None:
     print_result(result, out)
     if advice := ADVICE.get(result.status):
-        out.print(f"next: {advice}", soft_wrap=True)
-    out.print(f"report: {shown(page)}", soft_wrap=True)
+        out.print(f"next: {advice}")
+    out.print(f"report: {shown(page)}")
 
 
 def _override(settings: Config, section: str, names: list[str] | None, **options: object) -> Config:
@@ -311,7 +310,7 @@ def show_report(
     if file is None:
         settings = configuration.read(config)
         file = newest_report(settings.folder / settings.redteam.folder)
-        say.print(f"report: {shown(str(file))}", soft_wrap=True)
+        say.print(f"report: {shown(str(file))}")
     result = load_result(file)
     print_json(result.summary()) if as_json else print_result(result, out)
 
@@ -327,5 +326,5 @@ def diff_reports(
     if as_json:
         print_json({"conclusion": conclusion(found), **asdict(found)})
     else:
-        out.print(shown(render_diff_text(found)), soft_wrap=True)
+        out.print(shown(render_diff_text(found)))
     raise typer.Exit(found.exit_code)
