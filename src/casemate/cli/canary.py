@@ -176,7 +176,7 @@ def alerts_command(
             close_alert(app.store, close, f"Closed by {by}: {why}", datetime.now(UTC))
         states, keys = open_alerts(app.store), ApiKeyStore(app.store)
         keys.sync()
-        names = {key.id: key.grant.name for key in keys.all()}
+        names = keys.names()
     if as_json:
         print_json([asdict(s.alert) | {"acknowledged": s.acknowledged, "opened": s.opened} for s in states])
     else:

@@ -58,7 +58,7 @@ def list_(
         found = [one for one in found if canaries or not is_canary(one.client)]
         keys = ApiKeyStore(store)
         keys.sync()
-        names = {key.id: key.grant.name for key in keys.all()}
+        names = keys.names()
         short = unique_prefixes([*_clients_with_state(store), *(one.client for one in found)])
     if as_json:
         print_json({"clients": [_as_json(one, names) for one in found], "restricted_tenants": limits.restricted()})
