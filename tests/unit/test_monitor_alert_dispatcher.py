@@ -77,13 +77,14 @@ def test_it_opens_and_sends_alerts_until_cancelled(tmp_path):
                 asyncio.to_thread(raised, store),
             )
             await until(
-                lambda: len(channel.received) == 2,
+                lambda: "honey_leak" in [n.details["kind"] for n in channel.received],
                 AlertDispatcher(store, [channel], QUICK).run(),
                 _later(store.append, leak()),
             )
 
         asyncio.run(story())
-        assert [n.details["kind"] for n in channel.received] == ["changed", "honey_leak"]
+        kinds = [n.details["kind"] for n in channel.received]
+        assert list(dict.fromkeys(kinds)) == ["changed", "honey_leak"]  # the first may be sent twice: at least once
 
 
 async def _later(call, *arguments):
