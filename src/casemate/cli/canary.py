@@ -387,7 +387,7 @@ def _baseline_failures(line: CanarySummary) -> str:
 
 def _show_gaps(gaps: Sequence[ScheduleGap]) -> None:
     for gap in gaps[-5:]:
-        first, last = (at.astimezone().strftime("%Y-%m-%d %H:%M") for at in (gap.first, gap.last))
+        first, last = _minute(gap.first), _minute(gap.last)
         when = f"of {first}" if gap.slots == 1 else f"from {first} to {last}"
         still = "" if gap.recorded else "; no process is watching: run 'casemate canary watch'"
         runs = "1 run" if gap.slots == 1 else f"{gap.slots} runs"
