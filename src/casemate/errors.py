@@ -125,6 +125,12 @@ def validation_reason(error: Mapping[str, object]) -> str:
     return f"{reason[:1].lower()}{reason[1:]}"
 
 
+def first_reason(error: Any) -> str:
+    """Field and reason of the first error of a pydantic ``ValidationError``."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), validation_reason(first))))
+
+
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """Second half of an error about an unknown name: the closest allowed name, if one is close, and all of them.
 

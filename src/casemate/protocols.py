@@ -752,21 +752,17 @@ class EmbedderProxy(Embedder):
 
     @property
     def fingerprint(self) -> str:
-        """See ``Embedder``."""
         return self.inner.fingerprint
 
     @property
     def dim(self) -> int:
-        """See ``Embedder``."""
         return self.inner.dim
 
     @property
     def max_tokens(self) -> int:
-        """See ``Embedder``."""
         return self.inner.max_tokens
 
     def spans(self, text: str) -> Sequence[tuple[int, int]]:
-        """See ``Embedder``."""
         return self.inner.spans(text)
 
 
@@ -778,53 +774,40 @@ class EventStoreProxy(EventStore):
 
     @property
     def dropped(self) -> int:
-        """See ``EventStore``."""
         return self._store.dropped
 
     def append(self, event: Event) -> None:
-        """See ``EventStore``."""
         self._store.append(event)
 
     def scan(self, kind: str | None = None, since: datetime | None = None) -> Sequence[Event]:
-        """See ``EventStore``."""
         return self._store.scan(kind, since)
 
     def latest(self, kind: str, count: int) -> Sequence[Event]:
-        """See ``EventStore``."""
         return self._store.latest(kind, count)
 
     def read_since(self, kind: str, after: int, since: datetime | None = None) -> tuple[Sequence[Event], int]:
-        """See ``EventStore``."""
         return self._store.read_since(kind, after, since)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """See ``EventStore``."""
         return self._store.flush(timeout_s)
 
     def receipt(self) -> Callable[[], bool]:
-        """See ``EventStore``."""
         return self._store.receipt()
 
     def acquire(self, requests: Sequence[QuotaRequest]) -> Sequence[QuotaGrant]:
-        """See ``EventStore``."""
         return self._store.acquire(requests)
 
     def quota_usage(self, prefix: str) -> Mapping[str, float]:
-        """See ``EventStore``."""
         return self._store.quota_usage(prefix)
 
     def discard_quotas(self, names: Collection[str]) -> None:
-        """See ``EventStore``."""
         self._store.discard_quotas(names)
 
     def lease(self, name: str, holder: str, seconds: float) -> bool:
-        """See ``EventStore``."""
         return self._store.lease(name, holder, seconds)
 
     def release(self, name: str, holder: str) -> None:
-        """See ``EventStore``."""
         self._store.release(name, holder)
 
     def close(self) -> None:
-        """See ``EventStore``."""
         self._store.close()

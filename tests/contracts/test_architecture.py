@@ -2,6 +2,8 @@
 
 import ast
 import dataclasses
+import importlib
+import inspect
 import json
 import re
 import subprocess
@@ -33,11 +35,8 @@ HEAVY = {
     "pypdf",
     "bs4",
 }
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 PLUG_INS = [(role, name) for role in plugins.ROLES for name in plugins.names(role)]
-
-
-def functions(text):
-    return [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def test_import_casemate_is_light_and_fast():
@@ -75,17 +74,27 @@ def test_every_defense_names_its_paper_and_has_a_page(name):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT / "src/casemate")))
-def test_functions_are_short(path):
-    for node in functions(path.read_text()):
+def test_functions_are_short_and_import_nothing_of_the_package_and_methods_are_documented(path):
+    tree = ast.parse(path.read_text())
+    for node in [n for n in ast.walk(tree) if isinstance(n, FUNCTION)]:
         docstring = len((ast.get_docstring(node, clean=False) or "").splitlines())
         assert node.end_lineno - node.lineno + 1 - docstring <= 40, node.name
+        imports = [n.module or "" for n in ast.walk(node) if isinstance(n, ast.ImportFrom)]
+        assert not [m for m in imports if m.startswith("casemate")], node.name
+    assert not list(methods_without_docstring(tree, path))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT / "src/casemate")))
-def test_no_module_imports_the_package_inside_a_function(path):
-    for function in functions(path.read_text()):
-        imports = [n.module or "" for n in ast.walk(function) if isinstance(n, ast.ImportFrom)]
-        assert not [m for m in imports if m.startswith("casemate")], function.name
+def methods_without_docstring(tree, path):
+    """Public methods of public classes that neither have a docstring nor inherit one."""
+    module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+    classes = [n for n in tree.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")]
+    methods = [(c.name, f) for c in classes for f in c.body if isinstance(f, FUNCTION) and not f.name.startswith("_")]
+    for name, method in methods:
+        is_setter = any(isinstance(d, ast.Attribute) for d in method.decorator_list)
+        if ast.get_docstring(method) is None and not is_setter:
+            cls = getattr(importlib.import_module(module), name)
+            if not inspect.getdoc(getattr(cls, method.name)):
+                yield f"{name}.{method.name}"
 
 
 def test_the_listing_of_the_architecture_page_is_the_tree():

@@ -6,12 +6,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.cli import cli
 from casemate.cli import client as client_command
+from casemate.cli.console import TextConsole
 from casemate.errors import ConfigError, DataError
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.guard.client_state.reset import reset_tenant
@@ -66,7 +66,7 @@ def test_flagged_clients_are_listed_until_they_are_reset(place):
 
 
 def test_the_list_fits_80_columns_and_its_prefixes_are_accepted(place, monkeypatch):
-    monkeypatch.setattr(client_command, "out", Console(width=80, highlight=False))
+    monkeypatch.setattr(client_command, "out", TextConsole(width=80, highlight=False))
     keys = [ApiKeyStore(place).create(Grant(f"web-shop-{i}"))[0] for i in range(3)]
     names = [f"{key.id}/customer-{key.id}@department.example.org" for key in keys]
     names += [f"cli-{i}{'0' * 31}" for i in "ab"]
@@ -199,7 +199,7 @@ def test_resetting_an_unknown_client_or_tenant_is_an_error(place):
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_the_list_keeps_its_last_column_in_a_narrow_terminal(place, monkeypatch, width):
-    monkeypatch.setattr(client_command, "out", Console(width=width, highlight=False))
+    monkeypatch.setattr(client_command, "out", TextConsole(width=width, highlight=False))
     place.append(flagged(f"cli-{'0' * 32}"))
     place.flush()
     table = CliRunner().invoke(cli, ["client", "list"], catch_exceptions=False).stdout.partition("client: first")[0]
@@ -223,7 +223,7 @@ def test_the_table_loses_no_content_at_80_columns(place, monkeypatch):
         replace(flagged(key.id), body={**flagged(key.id).body, "evidence": {"withheld": [str(n) for n in range(120)]}})
     )
     place.flush()
-    monkeypatch.setattr(client_command, "out", Console(width=80))
+    monkeypatch.setattr(client_command, "out", TextConsole(width=80))
     shown = CliRunner().invoke(cli, ["client", "list"], catch_exceptions=False).stdout
     assert "…" not in shown and key.id in shown and "120" in shown and "default" in shown
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]

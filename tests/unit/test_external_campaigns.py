@@ -23,7 +23,7 @@ from casemate.errors import BackendError, ConfigError
 from casemate.redteam.campaigns.external import ExternalExtractionCampaign, ExternalMembershipCampaign
 from casemate.redteam.campaigns.external_targets import build_external_targets, is_external, override_targets
 from casemate.redteam.campaigns.liveness_checks import QUESTIONS_AFTER, QUESTIONS_BEFORE
-from casemate.redteam.lab.capabilities import NO_BARE_TARGET, SKIPPED_CHECKS, Capability
+from casemate.redteam.lab.capabilities import CHECKS, NO_BARE_TARGET, Capability
 from casemate.redteam.lab.datasets import genre_auc, split_provided
 from casemate.redteam.lab.results import CheckStatus, load_result
 from casemate.redteam.reporting.files import newest_report, write_report
@@ -135,7 +135,7 @@ class TestVerdicts:
         accepted = [*UNSEEN, "guard_off", "harmless"]
         found = run(settings(place, tmp_path, "guarded", skip_checks=accepted))
         assert found.status is CheckStatus.PASS
-        assert {NO_BARE_TARGET, *(SKIPPED_CHECKS[name] for name in accepted)} <= set(found.not_tested)
+        assert {NO_BARE_TARGET, *(CHECKS[name].skipped for name in accepted)} <= set(found.not_tested)
 
     def test_impossible_checks_are_inconclusive_with_instructions(self, place, tmp_path):
         found = run(settings(place, tmp_path, "bare"))

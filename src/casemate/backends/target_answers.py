@@ -11,9 +11,9 @@ from casemate.types import Answer, Document, Hit, Retrieval, SimilarityStats
 
 def partial_answer(
     text: str,
-    ids: Sequence[str] | None = None,
-    sources: Sequence[str] | None = None,
-    scores: Sequence[float] | None = None,
+    ids: Sequence[Any] | None = None,
+    sources: Sequence[Any] | None = None,
+    scores: Sequence[Any] | None = None,
 ) -> Answer:
     """An answer with the returned details only, best first. Document texts are empty.
 
@@ -21,18 +21,19 @@ def partial_answer(
     because only the target itself has them.
 
     Raises:
-        ValueError: If the lists differ in length.
+        ValueError: If the lists differ in length, a name is neither text nor integer, or a score no finite number.
 
     >>> partial_answer("It is 7.", sources=("tolls.md",)).retrieval.hits[0].document
     Document(id='unknown-1', text='', title='', source='tolls.md', digest='', metadata={})
     """
+    names, origins, numbers = _names(ids), _names(sources), _numbers(scores)
     counts = [len(values) for values in (ids, sources, scores) if values is not None]
     if len(set(counts)) > 1:
         raise ValueError(f"ids, sources and scores differ in length: {', '.join(map(str, counts))}")
     hits = []
     for i in range(max(counts, default=0)):
-        document = Document(ids[i] if ids else f"unknown-{i + 1}", "", source=sources[i] if sources else "")
-        hits.append(Hit(document, scores[i] if scores else math.nan))
+        document = Document(names[i] if names else f"unknown-{i + 1}", "", source=origins[i] if origins else "")
+        hits.append(Hit(document, numbers[i] if numbers else math.nan))
     return Answer(text, Retrieval(tuple(hits), SimilarityStats(0, math.nan, math.nan), exhausted=True))
 
 
@@ -41,19 +42,13 @@ def flatten(values: Sequence[Any]) -> list[Any]:
     return [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
 
 
-def as_names(values: Sequence[Any] | None) -> tuple[str, ...] | None:
-    """Converts strings and integers to names; None stays None; ``ValueError``: another type."""
-    if values is None:
-        return None
-    if any(isinstance(v, bool) or not isinstance(v, str | int) for v in values):
+def _names(values: Sequence[Any] | None) -> list[str]:
+    if any(isinstance(v, bool) or not isinstance(v, str | int) for v in values or ()):
         raise ValueError("ids and sources must be strings or integers")
-    return tuple(map(str, values))
+    return list(map(str, values or ()))
 
 
-def as_scores(values: Sequence[Any] | None) -> tuple[float, ...] | None:
-    """Converts finite numbers to floats; None stays None; ``ValueError``: another value."""
-    if values is None:
-        return None
-    if any(isinstance(v, bool) or not isinstance(v, int | float) or not math.isfinite(v) for v in values):
+def _numbers(values: Sequence[Any] | None) -> list[float]:
+    if any(isinstance(v, bool) or not isinstance(v, int | float) or not math.isfinite(v) for v in values or ()):
         raise ValueError("scores must be finite numbers")
-    return tuple(map(float, values))
+    return list(map(float, values or ()))

@@ -42,7 +42,7 @@ def main() -> None:
     try:
         cli()
     except (CasemateError, OSError) as error:  # OSError: stdout on a full disk, a folder where a file is expected
-        say.print(f"[red]error:[/red] {shown(str(error))}", soft_wrap=True)
+        say.print(f"[red]error:[/red] {shown(str(error))}")
         sys.exit(Code.ERROR)
 
 

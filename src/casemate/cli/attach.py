@@ -18,7 +18,7 @@ from casemate.app import open_app, open_executor
 from casemate.backends.indexes.attached import AttachedIndex
 from casemate.backends.sidecar.attach_scan import PageMap, RowScreen, ScanSummary, map_in_thread
 from casemate.backends.sidecar.near_duplicates import MAX_GROUP_SOURCES
-from casemate.cli.console import Code, ConfigFile, Json, On, bar, interruptible, out, print_json, say, shown
+from casemate.cli.console import Code, ConfigFile, Json, On, bar, interruptible, note, out, print_json, say, shown
 from casemate.cli.setup import calibrate_if_due
 from casemate.errors import ConfigError
 from casemate.monitor.poisoning.quarantine import Quarantine
@@ -125,9 +125,9 @@ class AttachReport:
         """Prints the findings."""
         f = self.found
         where = shown(self.index.collection.name)
-        out.print(f"{where}: {f.rows} rows of {f.dim} numbers in {self.seconds:.0f} s", soft_wrap=True)
+        out.print(f"{where}: {f.rows} rows of {f.dim} numbers in {self.seconds:.0f} s")
         how = f"grouped by {shown(f.grouped)}" if f.grouped else "as the collection names them"
-        out.print(f"sources: {f.sources}" + (f", {how}" if f.sources < f.rows else ""), soft_wrap=True)
+        out.print(f"sources: {f.sources}" + (f", {how}" if f.sources < f.rows else ""))
         out.print(f"near-duplicates: {f.copied} rows in {f.copies} groups, cosine at least {f.threshold:g}")
         for count, what in (
             (f.rescaled, "vectors do not have unit length; similarities are their cosines"),
@@ -135,15 +135,14 @@ class AttachReport:
             (f.vectorless, "rows have no vector and are skipped"),
         ):
             if count:
-                say.print(f"[yellow]note:[/yellow] {count} {what}")
+                note(f"{count} {what}")
         if self.quarantined:
             say.print(
                 f"[yellow]quarantined:[/yellow] {self.quarantined} new sources look poisoned and are withheld; "
-                "run 'casemate quarantine list'",
-                soft_wrap=True,
+                "run 'casemate quarantine list'"
             )
         for what in self.lacking():
-            say.print(f"[yellow]not protected:[/yellow] {shown(what)}", soft_wrap=True)
+            say.print(f"[yellow]not protected:[/yellow] {shown(what)}")
         if self.dry_run:
             out.print("dry run: nothing was kept")
 

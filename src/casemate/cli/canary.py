@@ -22,6 +22,7 @@ from casemate.cli.console import (
     bar,
     counted_errors,
     interruptible,
+    note,
     out,
     print_json,
     say,
@@ -64,7 +65,7 @@ def opened_monitor(config: Path | None, tenant: str) -> Iterator[CanaryMonitor]:
         monitor = open_canary_monitor(app, tenant)
         target = app.config.monitor.target.use
         file = shown(str(monitor.file))
-        say.print(f"{len(monitor.set.canaries)} canaries of {file}; target: {target}", soft_wrap=True)
+        say.print(f"{len(monitor.set.canaries)} canaries of {file}; target: {target}")
         yield monitor
 
 
@@ -104,10 +105,10 @@ def watch_command(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT) ->
     with opened_monitor(config, tenant) as monitor:
         channels = ", ".join(c.name for c in monitor.channels) or "none (set monitor.channels)"
         interval = monitor.app.config.monitor.interval
-        say.print(f"interval: {interval}; notification channels: {shown(channels)}", soft_wrap=True)
+        say.print(f"interval: {interval}; notification channels: {shown(channels)}")
         changes = "newly accepted baselines and indexed documents are used from the next run on"
         restart = f"after a change to casemate.yaml or {shown(str(monitor.file))}, restart this command"
-        say.print(f"{restart}; {changes}", soft_wrap=True)
+        say.print(f"{restart}; {changes}")
         with interruptible(STOPPED):
             asyncio.run(monitor.watch(_say_run, _say_leader_change))
         say.print(STOPPED)  # SIGTERM
@@ -139,7 +140,7 @@ def trend_command(
     trend = source.trend
     if html:
         write_atomically(html, render_trend(draw_trend(source), now).encode("utf-8"))
-        say.print(f"plots: {shown(str(html))}", soft_wrap=True)
+        say.print(f"plots: {shown(str(html))}")
     if as_json:
         print_json({"runs": [asdict(r) for r in trend.runs], "canaries": [asdict(c) for c in trend.canaries],
                     "findings": [asdict(f) for f in trend.findings], "alarms": [asdict(a) for a in trend.alarms],
@@ -175,7 +176,7 @@ def alerts_command(
             close_alert(app.store, close, f"Closed by {by}: {why}", datetime.now(UTC))
         states, keys = open_alerts(app.store), ApiKeyStore(app.store)
         keys.sync()
-        names = {key.id: key.grant.name for key in keys.all()}
+        names = keys.names()
     if as_json:
         print_json([asdict(s.alert) | {"acknowledged": s.acknowledged, "opened": s.opened} for s in states])
     else:
@@ -192,7 +193,7 @@ def _test_channels(dispatcher: AlertDispatcher, as_json: bool) -> int:
         print_json({"channels": [{"name": n, "delivered": not why, "reason": why} for n, why in reasons.items()]})
     for name, why in () if as_json else reasons.items():
         outcome = f"[red]FAILED[/red]: {shown(why)}" if why else "[green]delivered[/green]"
-        out.print(f"{shown(name)}: {outcome}", soft_wrap=True)
+        out.print(f"{shown(name)}: {outcome}")
     return Code.FAILED if any(reasons.values()) else Code.OK
 
 
@@ -225,10 +226,10 @@ def _show_run(
     monitor: CanaryMonitor, analysis: RunAnalysis, results: dict[str, CanaryResult], status: CanaryStatus
 ) -> None:
     counted = shown(f"{monitor.set.name}: {_describe_counts(results, analysis.failed)}")
-    out.print(f"[{STYLES[status]} bold]{status.value.upper()}[/]  {counted}", soft_wrap=True)
+    out.print(f"[{STYLES[status]} bold]{status.value.upper()}[/]  {counted}")
     _show_failures([r for r in results.values() if r.status is not CanaryStatus.PASS])
     if analysis.failed:
-        out.print(_comparison(monitor.watched_set(), analysis), soft_wrap=True)
+        out.print(_comparison(monitor.watched_set(), analysis))
     _show_notes(monitor)
     still = [i for i, c in analysis.state.canaries.items() if c.alarmed and i not in analysis.alarmed]
     changes: dict[str, Sequence[str]] = {
@@ -238,7 +239,7 @@ def _show_run(
     }
     for what, ids in changes.items():
         if ids:
-            out.print(shown(f"{what}: {', '.join(ids)}"), soft_wrap=True)
+            out.print(shown(f"{what}: {', '.join(ids)}"))
 
 
 def _describe_counts(results: Mapping[str, CanaryResult], failed_first: Collection[str]) -> str:
@@ -276,13 +277,12 @@ def _show_failures(failures: Sequence[CanaryResult]) -> None:
 def _show_notes(monitor: CanaryMonitor) -> None:
     unmeasured = [c.id for c in monitor.watched_set().canaries if not c.flakes.asked]
     if unmeasured:
-        say.print(
-            f"[yellow]note:[/yellow] {len(unmeasured)} canaries have no baseline, so each is assumed to fail often: "
-            f"an alert needs more failures; {_baseline_advice(monitor, unmeasured)}",
-            soft_wrap=True,
+        note(
+            f"{len(unmeasured)} canaries have no baseline, so each is assumed to fail often: "
+            f"an alert needs more failures; {_baseline_advice(monitor, unmeasured)}"
         )
     if outdated := [c for c in monitor.watched_set().canaries if c.outdated]:
-        say.print(f"[yellow]note:[/yellow] {_describe_outdated(outdated)}", soft_wrap=True)
+        note(_describe_outdated(outdated))
 
 
 def _baseline_advice(monitor: CanaryMonitor, unmeasured: Collection[str]) -> str:
@@ -323,7 +323,7 @@ def _show_trend(source: TrendSource, everything: bool) -> None:
     since = f"since the baseline of {_minute(accepted.at)}" if accepted else "in this period"
     if not trend.runs:
         earlier = "; --all shows earlier ones" if accepted else ""
-        out.print(f"no runs {since}; run 'casemate canary run'{earlier}", soft_wrap=True)
+        out.print(f"no runs {since}; run 'casemate canary run'{earlier}")
     else:
         silent = sum(not run.judged for run in trend.runs)
         first, last = (_minute(run.at) for run in (trend.runs[0], trend.runs[-1]))
@@ -332,10 +332,10 @@ def _show_trend(source: TrendSource, everything: bool) -> None:
         _show_canaries([line for line in trend.canaries if line.canary not in hidden])
     for finding in [f for f in trend.findings if not f.canaries or {*f.canaries} - hidden][-20:]:
         mark = "[red]alert[/red]" if finding.alerts else "[dim]info[/dim]"
-        out.print(f"{_minute(finding.at)} {mark} {shown(finding.message)}", soft_wrap=True)
+        out.print(f"{_minute(finding.at)} {mark} {shown(finding.message)}")
     if outdated:
         kept = "" if everything else "not shown without --all: "
-        out.print(f"[yellow]outdated:[/yellow] {kept}{_describe_outdated(outdated)}", soft_wrap=True)
+        out.print(f"[yellow]outdated:[/yellow] {kept}{_describe_outdated(outdated)}")
 
 
 def _show_baseline_note(source: TrendSource) -> None:
@@ -344,13 +344,13 @@ def _show_baseline_note(source: TrendSource) -> None:
         return
     if older := sum(run.at < accepted.at for run in source.trend.runs):
         what = f"{older} of them are older than the baseline of {_minute(accepted.at)}, which they are judged by"
-        out.print(what, soft_wrap=True)
+        out.print(what)
     else:
         out.print(f"since the baseline of {_minute(accepted.at)}; --all shows runs before it")
     edited = [c.id for c in source.canaries.values() if c.id in accepted.canaries and accepted.of(c) is None]
     if edited:
         what = "edited since the baseline, so earlier runs asked or expected something else"
-        out.print(f"[yellow]edited:[/yellow] {shown(', '.join(edited))}: {what}", soft_wrap=True)
+        out.print(f"[yellow]edited:[/yellow] {shown(', '.join(edited))}: {what}")
 
 
 def _show_canaries(lines: Sequence[CanarySummary]) -> None:
@@ -370,7 +370,7 @@ def _show_canaries(lines: Sequence[CanarySummary]) -> None:
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     out.print(table)
-    out.print(EVIDENCE, soft_wrap=True)
+    out.print(EVIDENCE)
 
 
 def _minute(at: datetime) -> str:
@@ -387,11 +387,11 @@ def _baseline_failures(line: CanarySummary) -> str:
 
 def _show_gaps(gaps: Sequence[ScheduleGap]) -> None:
     for gap in gaps[-5:]:
-        first, last = (at.astimezone().strftime("%Y-%m-%d %H:%M") for at in (gap.first, gap.last))
+        first, last = _minute(gap.first), _minute(gap.last)
         when = f"of {first}" if gap.slots == 1 else f"from {first} to {last}"
         still = "" if gap.recorded else "; no process is watching: run 'casemate canary watch'"
         runs = "1 run" if gap.slots == 1 else f"{gap.slots} runs"
-        out.print(f"[yellow]missed:[/yellow] {runs} {when}{still}", soft_wrap=True)
+        out.print(f"[yellow]missed:[/yellow] {runs} {when}{still}")
 
 
 def _show_alerts(states: Sequence[AlertState], key_names: Mapping[str, str]) -> None:
@@ -399,4 +399,4 @@ def _show_alerts(states: Sequence[AlertState], key_names: Mapping[str, str]) -> 
         out.print("no open alerts")
     for s in states:
         acknowledged = f"\n\nAcknowledged by {s.acknowledged}." if s.acknowledged else ""
-        out.print(shown(f"{render_alert(s.alert, s.phase, key_names).plain}{acknowledged}\n"), soft_wrap=True)
+        out.print(shown(f"{render_alert(s.alert, s.phase, key_names).plain}{acknowledged}\n"))

@@ -224,7 +224,7 @@ def show_drift(readings: Readings, counts: Mapping[str, int], reference: int) ->
         out.print(table)
     alarming = (r for steps in readings.values() for step in steps for r in step if r.alarm)
     if documents := dict.fromkeys(d for r in alarming for d in r.documents):
-        out.print(f"in more answers than before: {shown(', '.join(documents))}", soft_wrap=True)
+        out.print(f"in more answers than before: {shown(', '.join(documents))}")
 
 
 def _show_shadow(diff: ShadowDiff) -> None:
@@ -236,7 +236,7 @@ def _show_shadow(diff: ShadowDiff) -> None:
     out.print(f"{flips}; {diff.errors} without an answer; overlap of the contexts {diff.overlap:.2f}", markup=False)
     for suspect in [s for s in diff.suspects if s.flips][:10]:
         what = f"new in {suspect.entered} contexts, {suspect.flips} of them with a flipped answer"
-        out.print(f"{shown(suspect.document)}: {what}", soft_wrap=True)
+        out.print(f"{shown(suspect.document)}: {what}")
     if diff.unexplained:
         out.print(f"{diff.unexplained} flips without a new document in the context")
 
@@ -255,4 +255,4 @@ def _show_corpus(
         out.print(f"audit: {len(audit.wrong)} of {audit.checked} re-embedded documents have another vector", end="")
         out.print(f"; with 95 % confidence at most {audit.max_wrong} of {audit.held}")
         for document, cosine in audit.wrong[:10]:
-            out.print(f"{shown(document)}: cosine {cosine:.4f}", soft_wrap=True)
+            out.print(f"{shown(document)}: cosine {cosine:.4f}")

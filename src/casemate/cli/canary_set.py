@@ -90,7 +90,7 @@ def suggest_command(
         return
     _show_suggestion(found, file, count)
     configure = "" if is_configured else "set monitor.canaries to this file, "
-    out.print(f"next: review it, {configure}then run 'casemate canary baseline'", soft_wrap=True)
+    out.print(f"next: review it, {configure}then run 'casemate canary baseline'")
 
 
 def _target(app: App, tenant: str) -> Target:
@@ -127,10 +127,10 @@ def paraphrase_command(
     for one in found:
         dropped = f"; {one.dropped} dropped: {', '.join(one.why)}" if one.dropped else ""
         none = f"; none tried: {', '.join(one.why)}" if one.why and not one.dropped else ""
-        out.print(shown(f"{one.canary}: {len(one.kept)} paraphrases{dropped}{none}"), soft_wrap=True)
+        out.print(shown(f"{one.canary}: {len(one.kept)} paraphrases{dropped}{none}"))
     if added:
         what = "review them, then run 'casemate canary baseline'; the edited canaries have no baseline now"
-        out.print(f"next: {what}", soft_wrap=True)
+        out.print(f"next: {what}")
     else:
         out.print("the file was not changed")
 
@@ -213,23 +213,20 @@ def open_named_target(name: str, app: App, stack: ExitStack) -> Target:
 
 def _show_suggestion(found: CanarySuggestion, file: Path, wanted: int) -> None:
     written = len(found.canaries.canaries)
-    out.print(
-        shown(f"wrote {written} of {wanted} canaries to {file}; the file contains text of your documents"),
-        soft_wrap=True,
-    )
+    out.print(shown(f"wrote {written} of {wanted} canaries to {file}; the file contains text of your documents"))
     coverage = found.coverage
     regions = f"{len(coverage.regions) - len(coverage.uncovered)} of {len(coverage.regions)} regions of the corpus"
     out.print(f"covered: {regions}, {percent(coverage.documents)} of the chunks")
     if coverage.traffic is not None:
         out.print(f"covered: {percent(coverage.traffic.value)} of the given questions")
     for region in coverage.uncovered:
-        out.print(shown(f"not covered: {region.name} ({region.chunks} chunks)"), soft_wrap=True)
+        out.print(shown(f"not covered: {region.name} ({region.chunks} chunks)"))
     if not found.dropped:
         return
-    out.print(f"{plural(len(found.dropped), 'other draft')} were dropped, so that none is doubtful:", soft_wrap=True)
+    out.print(f"{plural(len(found.dropped), 'other draft')} were dropped, so that none is doubtful:")
     reasons = Counter(d.reason.removeprefix("not filled: ") for d in found.dropped)
     for reason, count in reasons.most_common():
-        out.print(shown(f"  {count:>5,}  {_reason(reason)}"), soft_wrap=True)
+        out.print(shown(f"  {count:>5,}  {_reason(reason)}"))
 
 
 def _reason(reason: str) -> str:
@@ -255,29 +252,29 @@ def _show_drill(found: Sequence[DrillResult]) -> None:
         restored = "yes" if all(d.restored for d in some) else "[red]no[/red]"
         table.add_row(attack, "yes" if watched else "no", unguarded, guarded, gate, detected, restored)
     out.print(table)
-    out.print("off, on: false answers without and with the guard; gate: documents quarantined", soft_wrap=True)
+    out.print("off, on: false answers without and with the guard; gate: documents quarantined")
     if any(d.quarantined is None for d in found):
-        out.print(f"no gate: screening needs an index of at least {MIN_DOCUMENTS} chunks", soft_wrap=True)
+        out.print(f"no gate: screening needs an index of at least {MIN_DOCUMENTS} chunks")
     if false := _false_answers(found):
         missed = sum(not d.detected_by for d in false)
         code = " (exit code 1)" if missed else ""
-        out.print(f"canaries missed {missed} of {len(false)} false answers to their questions{code}", soft_wrap=True)
+        out.print(f"canaries missed {missed} of {len(false)} false answers to their questions{code}")
     slowest = max(d.seconds for d in found)
     out.print(f"a run of the canaries took up to {slowest:.1f} s; before the next run, only the gate can detect poison")
 
 
 def _show_baseline(changes: Sequence[str], found: Baseline, accepted: bool) -> None:
     for line in changes:
-        out.print(shown(line), soft_wrap=True)
+        out.print(shown(line))
     for name, canary_baseline in found.canaries.items():
         if canary_baseline.failed:
             counts = f"{canary_baseline.failed} of {canary_baseline.asked} runs"
-            out.print(shown(f"{name}: failed in {counts} although nothing was wrong"), soft_wrap=True)
+            out.print(shown(f"{name}: failed in {counts} although nothing was wrong"))
     if accepted:
         out.print(f"[green]baseline {found.id} is in force[/green]")
     else:
         command = f"casemate canary baseline --accept {found.id}"
-        out.print(f"recorded baseline {found.id}; it has no effect until you accept it: {command}", soft_wrap=True)
+        out.print(f"recorded baseline {found.id}; it has no effect until you accept it: {command}")
 
 
 def _show_comparison(comparison: Comparison) -> None:
@@ -291,6 +288,6 @@ def _show_comparison(comparison: Comparison) -> None:
     if comparison.left_out:
         silent = [sum(counts[side] > 0 for counts in comparison.left_out.values()) for side in (0, 1)]
         errors = f"no answer from the first to {silent[0]}, from the second to {silent[1]}"
-        out.print(f"left out: {len(comparison.left_out)} canaries; {errors}", soft_wrap=True)
+        out.print(f"left out: {len(comparison.left_out)} canaries; {errors}")
     for pair in comparison.flips:
-        out.print(shown(f"{pair.canary}: {pair.flip.value if pair.flip else ''}"), soft_wrap=True)
+        out.print(shown(f"{pair.canary}: {pair.flip.value if pair.flip else ''}"))

@@ -58,13 +58,13 @@ def list_(
         found = [one for one in found if canaries or not is_canary(one.client)]
         keys = ApiKeyStore(store)
         keys.sync()
-        names = {key.id: key.grant.name for key in keys.all()}
+        names = keys.names()
         short = unique_prefixes([*_clients_with_state(store), *(one.client for one in found)])
     if as_json:
         print_json({"clients": [_as_json(one, names) for one in found], "restricted_tenants": limits.restricted()})
         return
     for line in limits.describe():
-        out.print(shown(line), soft_wrap=True)
+        out.print(shown(line))
     if not found:
         out.print(f"no client was flagged or limited in the last {hours:g} hours")
         return
@@ -80,8 +80,7 @@ def list_(
     out.print(table)
     out.print(
         "client: first characters of its name, which 'client reset' accepts; --json has whole names; flagged: verdicts "
-        "by defense; sources: withheld; limited: requests with fewer documents or a cut answer; last: UTC",
-        soft_wrap=True,
+        "by defense; sources: withheld; limited: requests with fewer documents or a cut answer; last: UTC"
     )
 
 
@@ -125,7 +124,7 @@ def reset(
         for one in sorted(tenants_of[whole]):
             reset_client(store, one, whole)
     done = "withheld documents are available again, and the evidence is deleted; this cannot be undone"
-    out.print(f"reset {shown(whole)}: {done}", soft_wrap=True)
+    out.print(f"reset {shown(whole)}: {done}")
 
 
 def _clients_with_state(store: EventStore) -> dict[str, set[str]]:

@@ -24,8 +24,18 @@ from casemate.text.tokens import REPLACEMENT_CHARACTER, UNSAFE_CHARACTERS
 LINE_SECONDS, MAX_LINE_SECONDS = 10.0, 60.0
 """First and longest time between two lines of progress where stderr is not a terminal. It doubles from line to line."""
 
-say = Console(stderr=True, highlight=False)
-out = Console(highlight=False)
+
+class TextConsole(Console):
+    """Leaves the wrapping of texts to the terminal, so that lines are whole in files, pipes and copies."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if all(isinstance(one, str) for one in objects):
+            options.setdefault("soft_wrap", True)
+        super().print(*objects, **options)
+
+
+say = TextConsole(stderr=True, highlight=False)
+out = TextConsole(highlight=False)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="Configuration file. Default: casemate.yaml here, if any.")
@@ -77,6 +87,11 @@ def shown(text: str) -> str:
     return escape_markup(plain(text))
 
 
+def note(text: str) -> None:
+    """Prints a remark to stderr."""
+    say.print(f"[yellow]note:[/yellow] {text}")
+
+
 class _ProgressLines(Progress):
     """Progress for logs and pipes: one line per unfinished task, after 10 s, 30 s, 70 s and then each minute."""
 
@@ -93,7 +108,7 @@ class _ProgressLines(Progress):
             pause = min(2 * pause, MAX_LINE_SECONDS)
             for task in self.tasks:
                 if not task.finished:
-                    say.print(_progress_line(task), soft_wrap=True)
+                    say.print(_progress_line(task))
 
 
 def _progress_line(task: Task) -> str:

@@ -27,10 +27,7 @@ BODY, ANSWER = '{"question": "{question}"}', "$.answer"
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 """Hosts that need no confirmation."""
 
-Model = Annotated[
-    str,
-    typer.Option(help="Model of an OpenAI-compatible address; default: the only one that it lists."),
-]
+Model = Annotated[str, typer.Option(help="Model of an OpenAI-compatible address; default: the only one that it lists.")]
 Body = Annotated[str, typer.Option(help="With plain HTTP: request as JSON, with {question} in it.")]
 AnswerPath = Annotated[str, typer.Option("--answer", help="With plain HTTP: JSONPath of the answer's text.")]
 KeyVariable = Annotated[
@@ -101,7 +98,7 @@ def _with_model(target: PluginSpec, key_env: str) -> PluginSpec:
             name = asyncio.run(only_model(options["base_url"], options.get("api_key", "")))
     except CasemateError as error:
         raise ConfigError(f"{error}; name the model with --model, or a plain HTTP address with its path") from error
-    say.print(f"model: {shown(name)}, the only one that {shown(host_of(options['base_url']))} lists", soft_wrap=True)
+    say.print(f"model: {shown(name)}, the only one that {shown(host_of(options['base_url']))} lists")
     return PluginSpec.model_validate({"use": target.use, **options, "model": name})
 
 

@@ -13,7 +13,7 @@ import typer
 from rich.table import Column, Table
 
 from casemate import config as configuration
-from casemate.cli.console import ConfigFile, Json, is_terminal, out, print_json, say, shown
+from casemate.cli.console import ConfigFile, Json, is_terminal, note, out, print_json, say, shown
 from casemate.config import Config
 from casemate.errors import ConfigError
 from casemate.monitor.enforcement import (
@@ -136,16 +136,15 @@ def _show(preview: EnforcementPreview, refused: bool) -> None:
         out.print(
             f"since {since}: {plural(preview.questions, 'question')} in {plural(preview.sessions, 'session')}; "
             f"enforcement would have withheld something from {share} ({about}), "
-            f"in {plural(preview.affected_sessions, 'session')}{repeated * bool(preview.repeated)}",
-            soft_wrap=True,
+            f"in {plural(preview.affected_sessions, 'session')}{repeated * bool(preview.repeated)}"
         )
         _show_defenses(preview)
     if preview.questions and not refused and (why := _objection(preview)):
-        say.print(f"[yellow]note:[/yellow] {why}", soft_wrap=True)
+        note(why)
     if preview.sources:
         names = ", ".join(preview.sources[:5]) + (", ..." if len(preview.sources) > 5 else "")
         count = plural(len(preview.sources), "new source")
-        out.print(f"screening would have quarantined {count}: {shown(names)}", soft_wrap=True)
+        out.print(f"screening would have quarantined {count}: {shown(names)}")
 
 
 def _show_defenses(preview: EnforcementPreview) -> None:
@@ -160,25 +159,24 @@ def _show_defenses(preview: EnforcementPreview) -> None:
         for example in d.examples:
             what = f"chunks {', '.join(example.hidden[:5])}" if example.hidden else "answer cut"
             where = f"request {example.request}, client {example.client}, {utc_time(example.at)}"
-            out.print(f"  {name}: {shown(where)}: {shown(what)}", soft_wrap=True)
+            out.print(f"  {name}: {shown(where)}: {shown(what)}")
         if d.failed:
-            say.print(
-                f"[yellow]note:[/yellow] {name} failed on {d.failed} questions; in enforce mode guard.on_error applies "
-                "to them; run 'casemate doctor'",
-                soft_wrap=True,
+            note(
+                f"{name} failed on {d.failed} questions; in enforce mode guard.on_error applies "
+                "to them; run 'casemate doctor'"
             )
         if d.undecided == d.questions:
-            say.print(f"[yellow]note:[/yellow] {name} decided nothing; run 'casemate doctor'", soft_wrap=True)
+            note(f"{name} decided nothing; run 'casemate doctor'")
 
 
 def _report(path: Path, mode: GuardMode, values: Collection[str], gated: bool, problem: str) -> None:
     """Prints what was changed. ``values`` are the keys that were set; ``gated``: ``monitor.gate`` was true before."""
     if problem:
         more = ", and 'gate: true' under 'monitor:'" if "monitor.gate" in values else ""
-        say.print(f"[yellow]note:[/yellow] {shown(problem)}; write 'mode: {mode}' under 'guard:'{more} yourself")
+        note(f"{shown(problem)}; write 'mode: {mode}' under 'guard:'{more} yourself")
         return
-    out.print(f"{shown(str(path))}: guard.mode is {mode}; running gateways follow within seconds", soft_wrap=True)
+    out.print(f"{shown(str(path))}: guard.mode is {mode}; running gateways follow within seconds")
     if "monitor.gate" in values:
-        out.print(f"{shown(str(path))}: monitor.gate is true; suspicious new documents are quarantined", soft_wrap=True)
+        out.print(f"{shown(str(path))}: monitor.gate is true; suspicious new documents are quarantined")
     elif gated and mode == "observe":
-        out.print("monitor.gate stays true; set it to observe if screening must not quarantine", soft_wrap=True)
+        out.print("monitor.gate stays true; set it to observe if screening must not quarantine")

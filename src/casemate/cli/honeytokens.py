@@ -11,7 +11,7 @@ import typer
 
 from casemate.app import open_app
 from casemate.cli.canary import canary
-from casemate.cli.console import Code, ConfigFile, Json, Tenant, out, print_json, say, show_progress, shown
+from casemate.cli.console import Code, ConfigFile, Json, Tenant, note, out, print_json, say, show_progress, shown
 from casemate.config import PluginSpec
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile
 from casemate.monitor.honeytokens.ownership import LEVEL, records_needed
@@ -117,7 +117,7 @@ def scan_command(
     for sighting in () if as_json else found:
         details = ", ".join(f"{name} {value}" for name, value in sighting.string.details.items())
         line = f"{sighting.where}: {sighting.string.kind} string, encoding {sighting.form} ({details})"
-        out.print(shown(line), soft_wrap=True)
+        out.print(shown(line))
     raise typer.Exit(Code.FAILED if found else Code.OK)
 
 
@@ -136,7 +136,7 @@ def strings_command(
         print_json(strings)
     else:
         for text in strings:
-            out.print(shown(text), soft_wrap=True)
+            out.print(shown(text))
 
 
 def key_file(app: App) -> HoneytokenKeyFile:
@@ -156,9 +156,7 @@ def _settings(app: App, tenant: str, style: Style, folder: str) -> PlantingSetti
 
 def _warn_without_defense(app: App) -> None:
     if not any(spec.use == "honeytoken" for spec in app.config.guard.defenses):
-        say.print(
-            "[yellow]note:[/yellow] guard.defenses lacks 'honeytoken', so records in answers are not detected; add it"
-        )
+        note("guard.defenses lacks 'honeytoken', so records in answers are not detected; add it")
 
 
 def _show_planted(result: PlantingResult) -> None:
@@ -168,7 +166,7 @@ def _show_planted(result: PlantingResult) -> None:
         rate = result.benign
         out.print(f"{measured(rate, share=True)} of the benign questions retrieve a new record", markup=False)
     if result.skipped:
-        out.print(_why_skipped(result), markup=False, soft_wrap=True)
+        out.print(_why_skipped(result), markup=False)
     if result.held < (needed := records_needed(LEVEL)):
         out.print(f"'casemate canary prove' needs at least {needed} records for its level of {LEVEL:g}")
 
@@ -191,4 +189,4 @@ def _why_skipped(result: PlantingResult) -> str:
 def _show_removed(result: RemovalResult) -> None:
     out.print(f"removed {sum(map(len, result.removed.values()))} records")
     for line in result.left:
-        out.print(f"[yellow]left:[/yellow] {shown(line)}", soft_wrap=True)
+        out.print(f"[yellow]left:[/yellow] {shown(line)}")

@@ -14,7 +14,7 @@ import typer
 from casemate import config as configuration
 from casemate.backends import local_servers
 from casemate.backends.local_servers import LocalServer, find_local_servers
-from casemate.cli.console import Json, is_terminal, out, print_json, say, shown
+from casemate.cli.console import Json, is_terminal, note, out, print_json, say, shown
 from casemate.config import GatewaySection
 from casemate.errors import ConfigError, did_you_mean
 
@@ -81,17 +81,16 @@ def _report(path: Path, corpus: str, chosen: tuple[LocalServer, str] | None, ser
     there = Path(corpus).exists()
     out.print(f"wrote {path}; next: {'casemate index' if there else f'put your documents into {shown(corpus)}'}")
     if not there:
-        say.print(f"[yellow]note:[/yellow] {shown(corpus)}, the value of rag.corpus, does not exist yet")
+        note(f"{shown(corpus)}, the value of rag.corpus, does not exist yet")
     said = "the guard observes: it records what it would withhold; 'casemate enforce' shows that and switches it on"
-    say.print(said, soft_wrap=True)
+    say.print(said)
     if chosen and importlib.util.find_spec("openai") is None:
-        say.print("[yellow]note:[/yellow] this generator needs an extra: pip install 'casemate\\[openai]'")
+        note("this generator needs an extra: pip install 'casemate\\[openai]'")
     if servers and not chosen:
         first = servers[0]
         say.print(
             f"found {shown(_describe(servers))}; to let it write the answers: "
-            f"casemate init --force --generator {shown(f'{first.name}:{first.models[0]}')} {shown(corpus)}",
-            soft_wrap=True,
+            f"casemate init --force --generator {shown(f'{first.name}:{first.models[0]}')} {shown(corpus)}"
         )
 
 
@@ -137,7 +136,7 @@ def _wanted(name: str, model: str, servers: Mapping[str, LocalServer]) -> tuple[
 
 
 def _confirm(servers: Sequence[LocalServer]) -> bool:
-    say.print(f"found {shown(_describe(servers))}", soft_wrap=True)
+    say.print(f"found {shown(_describe(servers))}")
     first = servers[0]
     return typer.confirm(f"Let {first.models[0]} on {first.name} write the answers?", default=True, err=True)
 

@@ -115,6 +115,4 @@ def _serve_stdio(app: App, make_tools: Callable[[Any], Any], name: str, tenant: 
 
 
 def _print_address(address: str) -> None:
-    say.print(
-        f"serving tools at {shown(address)}/v1/mcp; create a key: casemate key create NAME --retrieve", soft_wrap=True
-    )
+    say.print(f"serving tools at {shown(address)}/v1/mcp; create a key: casemate key create NAME --retrieve")

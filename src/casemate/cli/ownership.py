@@ -129,8 +129,7 @@ async def _ask_suspect(spec: PluginSpec, asked: Sequence[OwnershipQuestion]) -> 
     if failures:
         say.print(
             f"the suspect failed at {plural(len(failures), 'question')}, counted as wrong; the first error: "
-            f"{shown(str(failures[0]))}",
-            soft_wrap=True,
+            f"{shown(str(failures[0]))}"
         )
     return [reply.text if reply is not None else "" for reply in replies]
 
@@ -163,6 +162,5 @@ def _show_ownership(result: OwnershipResult, asked: int, level: float) -> None:
         out.print(
             f"{asked} questions give p = {result.smallest_p_value:.2g} at best, so a copy cannot be proven; level "
             f"{level:g} needs {questions_needed(level)} questions (--most) about {records_needed(level)} records "
-            "('casemate canary plant --count')",
-            soft_wrap=True,
+            "('casemate canary plant --count')"
         )

@@ -32,11 +32,11 @@ def list_command(config: ConfigFile = None, as_json: Json = False) -> None:
         out.print("the quarantine is empty")
     for source in () if as_json else pending:
         when = f"{shown(source.tenant)}, {source.at:%Y-%m-%d %H:%M}"
-        out.print(f"[bold]{source.key[:12]}[/bold] {shown(source.source)} [dim]({when})[/dim]", soft_wrap=True)
+        out.print(f"[bold]{source.key[:12]}[/bold] {shown(source.source)} [dim]({when})[/dim]")
         for reason in source.reasons:
-            out.print(f"  {shown(reason)}", soft_wrap=True)
+            out.print(f"  {shown(reason)}")
     if pending and not as_json:
-        out.print("next: casemate quarantine show|release|drop KEY", soft_wrap=True)
+        out.print("next: casemate quarantine show|release|drop KEY")
     raise typer.Exit(Code.FAILED if pending else Code.OK)
 
 
@@ -46,7 +46,7 @@ def show_command(key: Key, config: ConfigFile = None) -> None:
     with open_app(config) as app:
         source = Quarantine(app.store).get(key)
     for document in source.documents:
-        out.print(shown(document.content), soft_wrap=True)
+        out.print(shown(document.content))
 
 
 @quarantine.command("release")
@@ -74,6 +74,6 @@ def _decide(
         async def decide_all() -> None:
             for key in found:
                 source = await decide(quarantined, key, app.guard)
-                out.print(f"{source.state}: {shown(source.source)}", soft_wrap=True)
+                out.print(f"{source.state}: {shown(source.source)}")
 
         asyncio.run(decide_all())

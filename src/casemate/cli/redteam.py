@@ -40,7 +40,7 @@ from casemate.redteam.campaigns.probe import OwnProbeCampaign
 from casemate.redteam.campaigns.promptfoo import NO_MODEL, PromptfooExport, judge_results
 from casemate.redteam.campaigns.replay import read_recorded
 from casemate.redteam.campaigns.replay import replay as replay_recorded
-from casemate.redteam.lab.capabilities import ATTACKS, CHECKS, UNMET_REASONS
+from casemate.redteam.lab.capabilities import ATTACKS, CHECKS
 from casemate.redteam.lab.results import CampaignResult, CheckStatus, load_result
 from casemate.redteam.reporting.compare import ReportDiff, compare_results, conclusion, render_diff_text
 from casemate.redteam.reporting.files import CRAWL, PROBE, newest_report, write_report
@@ -50,8 +50,7 @@ from casemate.types import DEFAULT_TENANT
 redteam = typer.Typer(help="Attack your own system, guard off and guard on.", no_args_is_help=True)
 report = typer.Typer(help="Read and compare reports.", no_args_is_help=True)
 TargetName = Annotated[
-    str | None,
-    typer.Option("--target", help="Target: a name in redteam.targets, an address, module:function, or own."),
+    str | None, typer.Option("--target", help="Target: a name in redteam.targets, an address, module:function, or own.")
 ]
 ProbeTarget = Annotated[
     str | None, typer.Option("--target", help="Only own: documents are added to a copy of the own index.")
@@ -80,7 +79,7 @@ def list_attacks(as_json: Json = False) -> None:
     found = {(role, name): plugins.load(role, name) for role in COMMANDS for name in plugins.names(role)}
     if as_json:
         attacks = {name: {"from": cls.paper, "needs": sorted(ATTACKS[role])} for (role, name), cls in found.items()}
-        print_json({"attacks": attacks, "checks": {name: sorted(needed) for name, needed in CHECKS.items()}})
+        print_json({"attacks": attacks, "checks": {name: sorted(check.needs) for name, check in CHECKS.items()}})
         return
     table = Table("attack", "command", "needs", "paper", "description")
     for (role, name), cls in found.items():
@@ -88,8 +87,8 @@ def list_attacks(as_json: Json = False) -> None:
         table.add_row(name, COMMANDS[role], ", ".join(sorted(ATTACKS[role])), cls.paper, lines[0] if lines else "")
     out.print(table)
     checks = Table("check", "needs", "result without", title="Checks", title_justify="left")
-    for name, needed in CHECKS.items():
-        checks.add_row(name, ", ".join(sorted(needed)), f"INCONCLUSIVE: {UNMET_REASONS[name]}")
+    for name, check in CHECKS.items():
+        checks.add_row(name, ", ".join(sorted(check.needs)), f"INCONCLUSIVE: {check.unmet}")
     out.print(checks)
 
 
@@ -133,7 +132,7 @@ def run(
     else:
         _print(result, files["html"])
         if change:
-            out.print(shown(render_diff_text(change)), soft_wrap=True)
+            out.print(shown(render_diff_text(change)))
     raise typer.Exit(_exit_code(result.status, change))
 
 
@@ -267,8 +266,8 @@ def _run(campaign: Campaign, baseline: CampaignResult | None = None) -> tuple[Ca
 def _print(result: CampaignResult, page: str) -> None:
     print_result(result, out)
     if advice := ADVICE.get(result.status):
-        out.print(f"next: {advice}", soft_wrap=True)
-    out.print(f"report: {shown(page)}", soft_wrap=True)
+        out.print(f"next: {advice}")
+    out.print(f"report: {shown(page)}")
 
 
 def _override(settings: Config, section: str, names: list[str] | None, **options: object) -> Config:
@@ -311,7 +310,7 @@ def show_report(
     if file is None:
         settings = configuration.read(config)
         file = newest_report(settings.folder / settings.redteam.folder)
-        say.print(f"report: {shown(str(file))}", soft_wrap=True)
+        say.print(f"report: {shown(str(file))}")
     result = load_result(file)
     print_json(result.summary()) if as_json else print_result(result, out)
 
@@ -327,5 +326,5 @@ def diff_reports(
     if as_json:
         print_json({"conclusion": conclusion(found), **asdict(found)})
     else:
-        out.print(shown(render_diff_text(found)), soft_wrap=True)
+        out.print(shown(render_diff_text(found)))
     raise typer.Exit(found.exit_code)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from casemate import config as configuration
 from casemate.app import open_app, open_executor
-from casemate.cli.console import Code, ConfigFile, Json, On, Tenant, bar, out, print_json, say, shown
+from casemate.cli.console import Code, ConfigFile, Json, On, Tenant, bar, note, out, print_json, say, shown
 from casemate.config import Config, PluginSpec
 from casemate.errors import ConfigError
 from casemate.guard.defenses.reindex import Reindex
@@ -63,7 +63,7 @@ def _configured(settings: Config) -> Reindex:
     """The defense as configured, or with default options."""
     part = next((p for p in settings.guard.defenses if p.use == "reindex"), None)
     if part is None:
-        say.print("[yellow]note:[/yellow] reindex is not in guard.defenses: add it, or the result has no effect")
+        note("reindex is not in guard.defenses: add it, or the result has no effect")
     found = build("defense", part or PluginSpec(use="reindex"), settings.folder)
     if not isinstance(found, Reindex):
         raise ConfigError("the plug-in reindex belongs to another package; this command supports the built-in one only")
@@ -84,7 +84,7 @@ def _learnt(
             learnt = fit(rag.index, rag.embedder, settings, _progress_callback(progress), app.executor)
         written = registry.write(learnt)
     write_atomically(registry.folder / "topics.svg", _picture(app, written).encode())
-    say.print(f"topics before and after: {shown(str(registry.folder / 'topics.svg'))}", soft_wrap=True)
+    say.print(f"topics before and after: {shown(str(registry.folder / 'topics.svg'))}")
     return written
 
 
@@ -113,7 +113,7 @@ def _print_result(learnt: Reindexing, as_json: bool) -> None:
         return
     state = "active" if learnt.accepted else "[red]refused[/red]"
     out.print(f"version {learnt.version}, mode {learnt.mode}, strength {learnt.strength:.2f}: {state}")
-    out.print(shown(learnt.why), soft_wrap=True)
+    out.print(shown(learnt.why))
     if size := learnt.megabytes["adapter"]:
         vectors = learnt.megabytes["vectors"]
         out.print(f"the fine-tuned encoder's adapter takes {size:.1f} MB, its vectors of the chunks {vectors:.1f} MB")

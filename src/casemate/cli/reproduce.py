@@ -76,7 +76,7 @@ def show(result: Result) -> None:
     out.print(table)
     for kind, notes in (("* ", result.odd), ("", result.remarks), ("differs: ", result.differs)):
         for note in notes:
-            out.print(shown(f"{kind}{note}"), soft_wrap=True)
-    out.print(shown(", ".join(f"{key} {value}" for key, value in result.setting.items())), soft_wrap=True, style="dim")
+            out.print(shown(f"{kind}{note}"))
+    out.print(shown(", ".join(f"{key} {value}" for key, value in result.setting.items())), style="dim")
     for path in result.files:
-        out.print(f"wrote {shown(str(path))}", soft_wrap=True)
+        out.print(f"wrote {shown(str(path))}")

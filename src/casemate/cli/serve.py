@@ -45,11 +45,11 @@ def serve(
     settings = configuration.with_overrides(settings, gateway=given) if given else settings
     with open_app(settings) as app:
         if not app.index.tenants():
-            say.print(EMPTY.format(app.indexing_command), soft_wrap=True)
+            say.print(EMPTY.format(app.indexing_command))
         if app.mode == "observe":
-            say.print(OBSERVES, soft_wrap=True)
+            say.print(OBSERVES)
         if app.ignores_audience:
-            say.print(f"[yellow]warning:[/yellow] {IGNORED}", soft_wrap=True)
+            say.print(f"[yellow]warning:[/yellow] {IGNORED}")
         server.serve(app, partial(_print_address, app))
     say.print("stopped; all events are written")
 
@@ -60,7 +60,7 @@ def _print_address(app: App, address: str) -> None:
         keys.sync()
     has_key = any(one.revoked is None for one in keys.all())
     key_hint = "" if has_key else "; create a key: casemate key create NAME"
-    say.print(f"serving at {url}/v1, dashboard at {url}/dashboard{key_hint}", soft_wrap=True)
+    say.print(f"serving at {url}/v1, dashboard at {url}/dashboard{key_hint}")
 
 
 @key.command()
@@ -75,8 +75,7 @@ def create(
     ] = "client",
     tenant: Tenant = DEFAULT_TENANT,
     label: Annotated[
-        list[str] | None,
-        typer.Option(help="Allows documents with this label (metadata: acl). Repeatable."),
+        list[str] | None, typer.Option(help="Allows documents with this label (metadata: acl). Repeatable.")
     ] = None,
     group: Annotated[
         list[str] | None, typer.Option(help="Group of the client, for the rules of guard.audience. Repeatable.")
@@ -101,7 +100,7 @@ def create(
         print_json({**_as_json(created), "secret": str(text)})
         return
     print(str(text))
-    say.print(f"key {created.id} for {shown(name)}; store it now, it is not shown again", soft_wrap=True)
+    say.print(f"key {created.id} for {shown(name)}; store it now, it is not shown again")
 
 
 @key.command("list")
@@ -122,7 +121,7 @@ def list_(
         return
     if details:
         for one in found:
-            out.print("\n".join(map(shown, _details(one))), soft_wrap=True)
+            out.print("\n".join(map(shown, _details(one))))
         return
     table = Table(box=None)
     for name in ("id", "name", "role", "tenant", "created", "state"):

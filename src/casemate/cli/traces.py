@@ -137,11 +137,11 @@ def suggest_command(
         rows = [{"id": c.id, "note": found.notes[c.id]} for c in found.canaries]
         print_json({"written": str(output), "canaries": rows, "dropped": found.dropped})
     else:
-        out.print(f"{plural(len(found.canaries), 'candidate')} written to {shown(str(output))}", soft_wrap=True)
+        out.print(f"{plural(len(found.canaries), 'candidate')} written to {shown(str(output))}")
         for canary in found.canaries:
-            out.print(f"  {canary.id}: {shown(found.notes[canary.id])}", soft_wrap=True)
+            out.print(f"  {canary.id}: {shown(found.notes[canary.id])}")
         for topic in found.dropped:
-            out.print(f"  no question passed for the topic {shown(topic)}", soft_wrap=True)
+            out.print(f"  no question passed for the topic {shown(topic)}")
         out.print("next: review them, and add them to your canary set")
     raise typer.Exit(Code.OK if found.canaries else Code.INCOMPLETE)
 
@@ -205,22 +205,22 @@ def _show_import(total: RecordedSpans, formats: Counter[str], skipped: Counter[s
             "too long, not plain text, or too many at once"
         )
     for reason, count in skipped.most_common():
-        say.print(f"[yellow]skipped[/yellow] {count:,}: {shown(reason)}", soft_wrap=True)
+        say.print(f"[yellow]skipped[/yellow] {count:,}: {shown(reason)}")
 
 
 def _show_report(questions: Sequence[TracedQuestion], coverage: TrafficCoverage | None) -> None:
     if coverage is None:
-        say.print(NO_QUESTIONS, soft_wrap=True)
+        say.print(NO_QUESTIONS)
         return
     shares = _shares(questions)
     out.print(f"{plural(len(questions), 'question')} since {questions[0].at.astimezone():%Y-%m-%d %H:%M}")
     for name in ("flagged", "refused"):
         share, about = sample_rate(shares[name]["count"], shares[name]["of"])
-        out.print(f"{name}: {share} ({about})", soft_wrap=True)
+        out.print(f"{name}: {share} ({about})")
     watched = coverage.watched
     if watched:
         share, about = sample_rate(round(watched.value * coverage.placed), coverage.placed)
-        out.print(f"nearest document in the context of a canary: {share} ({about})", soft_wrap=True)
+        out.print(f"nearest document in the context of a canary: {share} ({about})")
     if coverage.unplaced:
         out.print(
             f"{plural(coverage.unplaced, 'question')} without a topic: the index has none of the nearest documents"

@@ -333,7 +333,6 @@ class _IndexedVectors(EmbedderProxy):
         self._known = dict(zip(texts, vectors, strict=True))
 
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
-        """See ``Embedder``."""
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new:
             self._known |= zip(new, self.inner.embed(new, progress), strict=True)

@@ -439,7 +439,6 @@ class UnreadableRemoval(Defense):
     replaces_unreadable: ClassVar[bool] = True
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
-        """See ``Defense``."""
         self.removed = frozenset(h.document.id for h in retrieval.hits).intersection(retrieval.unreadable or ())
         return Outcome(_without_unreadable(retrieval, retrieval))
 

@@ -45,6 +45,15 @@ from casemate.system import App
 from casemate.text.synthetic_questions import generate_with_documents
 from casemate.types import DEFAULT_TENANT, Document
 
+DRILL_ATTACKS: Mapping[str, PluginSpec] = {
+    "PoisonedRAG": PluginSpec(use="poison"),
+    "PoisonedRAG, white box": PluginSpec.model_validate({"use": "poison", "method": "white_box"}),
+    "CorruptRAG": PluginSpec.model_validate({"use": "poison", "method": "corrupt"}),
+    "blocker": PluginSpec.model_validate({"use": "poison", "method": "blocker"}),
+}
+"""Attacks of a drill."""
+FALSE_ANSWER = "Quellbach ninety"
+"""An answer that no model gives by itself."""
 OWN = PluginSpec(use="own")
 JUDGE_S = 60.0
 """Age at which the guard that judges traced questions is replaced."""
@@ -396,17 +405,6 @@ def _fit_screener(
     if reader is not None:
         made.answers = replace(made.answers, reader=reader)
     return made
-
-
-DRILL_ATTACKS: Mapping[str, PluginSpec] = {
-    "PoisonedRAG": PluginSpec(use="poison"),
-    "PoisonedRAG, white box": PluginSpec.model_validate({"use": "poison", "method": "white_box"}),
-    "CorruptRAG": PluginSpec.model_validate({"use": "poison", "method": "corrupt"}),
-    "blocker": PluginSpec.model_validate({"use": "poison", "method": "blocker"}),
-}
-"""Attacks of a drill."""
-FALSE_ANSWER = "Quellbach ninety"
-"""An answer that no model gives by itself."""
 
 
 def fit_screen(app: App, tenant: str, index: Index) -> Screen | None:

@@ -28,7 +28,6 @@ class CachedEmbedder(EmbedderProxy):
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
-        """See `Embedder.embed`."""
         keys = [hashlib.blake2b(t.encode("utf-8", "surrogatepass"), digest_size=16).digest() for t in texts]
         with self._lock:
             found = {key: self._vectors[key] for key in keys if key in self._vectors}

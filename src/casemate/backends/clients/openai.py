@@ -14,6 +14,7 @@ from casemate.runtime.http_client import host_of
 from casemate.types import Secret
 
 NAME = "openai"
+OPENAI = "https://api.openai.com/v1"
 NO_KEY = "none"  # sent to servers that need no key
 CONNECT_S = 10.0
 ERROR_CODE = re.compile(r"[a-z_]{1,40}")
@@ -115,9 +116,6 @@ class OpenAIServer:
 def utf8(text: str) -> str:
     """Replaces lone surrogates, which UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
-
-
-OPENAI = "https://api.openai.com/v1"
 
 
 def server_address(base_url: str, key: str) -> tuple[str, str]:

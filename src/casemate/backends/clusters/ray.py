@@ -174,7 +174,6 @@ class RayCluster(Executor):
 
     @property
     def workers(self) -> int:
-        """See ``Executor.workers``."""
         at, count = self._counted
         if time.monotonic() - at > WORKER_COUNT_S or not at:
             count = int(self._ray.cluster_resources().get("CPU", 0))
@@ -183,13 +182,11 @@ class RayCluster(Executor):
 
     @property
     def local(self) -> bool:
-        """See ``Executor.local``."""
         return self.address == "local"
 
     def map(
         self, function: Callable[[Item], Result], items: Iterable[Item], stopped: Stopped = lambda: False
     ) -> Iterator[Result]:
-        """See ``Executor.map``."""
         queue = _TaskQueue(self._ray, self._run, self._seal, function)
         numbered, alive = enumerate(items), time.monotonic()
         try:

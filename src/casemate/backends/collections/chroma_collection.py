@@ -82,7 +82,6 @@ class ChromaCollection(RowCollection):
         return client
 
     def count(self) -> int:
-        """See ``VectorCollection.count``."""
         with self.errors():
             if not self._which:
                 return int(self._open().count())
@@ -96,7 +95,6 @@ class ChromaCollection(RowCollection):
             yield rows, str(start)
 
     def nearest(self, vector: Vector, k: int) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         wanted = min(k, int(self._open().count()))
         if not wanted:
             return ()
@@ -106,16 +104,13 @@ class ChromaCollection(RowCollection):
         return _zipped({name: found[name][0] for name in ("ids", *INCLUDED)})
 
     def stored(self, ids: Sequence[str]) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         return self._rows(ids=list(ids), **self._which)
 
     def close(self) -> None:
-        """See ``VectorCollection.close``."""
         self._held = None
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """See ``RowCollection``."""
         import httpx
         from chromadb.errors import ChromaError, NotFoundError
 

@@ -75,7 +75,6 @@ class ElasticsearchIndex(RowCollection):
         self.own_fields = frozenset({self.vector.partition(".")[0]})
 
     def connect(self) -> int:
-        """See ``RowCollection``."""
         self._server.connect()
         version = self._server.call("GET", "/").get("version", {})
         self._open_search = version.get("distribution") == "opensearch"
@@ -94,7 +93,6 @@ class ElasticsearchIndex(RowCollection):
         return int(found.get("dims") or found.get("dimension") or 0)
 
     def count(self) -> int:
-        """See ``VectorCollection.count``."""
         found = self._server.call("POST", f"{self._path}/_count", {"query": self._query()})
         return int(self._whole(found)["count"])
 
@@ -128,7 +126,6 @@ class ElasticsearchIndex(RowCollection):
         }
 
     def nearest(self, vector: Vector, k: int) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         numbers, query = vector.tolist(), self._query()
         body: dict[str, Any] = {"size": k, **self._returned}
         if self._open_search:
@@ -141,7 +138,6 @@ class ElasticsearchIndex(RowCollection):
         return self._search(body)
 
     def stored(self, ids: Sequence[str]) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         query = self._query({"ids": {"values": list(ids)}})
         return self._search({"size": len(ids), "query": query, **self._returned})
 

@@ -87,11 +87,9 @@ class FaissFolder(RowCollection):
         self._saved = _Saved(None, {}, (), {})
 
     def connect(self) -> int:
-        """See ``RowCollection``."""
         return int(self._loaded().index.d)
 
     def count(self) -> int:
-        """See ``VectorCollection.count``."""
         return len(self._loaded().ids)
 
     def pages(self, after: str) -> Iterator[tuple[Sequence[StoredRow], str]]:
@@ -102,7 +100,6 @@ class FaissFolder(RowCollection):
             yield [saved.row(place) for place in range(start, end)], str(end)
 
     def nearest(self, vector: Vector, k: int) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         saved = self._loaded()
         if not saved.ids:
             return ()
@@ -110,7 +107,6 @@ class FaissFolder(RowCollection):
         return [saved.row(place) for place in places[0].tolist() if place >= 0]
 
     def stored(self, ids: Sequence[str]) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         saved = self._loaded()
         return [saved.row(saved.places[name]) for name in ids if name in saved.places]
 

@@ -51,7 +51,6 @@ class LancedbTable(RowCollection):
         self._held: Any = None
 
     def connect(self) -> int:
-        """See ``RowCollection``."""
         import lancedb
 
         self._held = lancedb.connect(self.location).open_table(self.table)
@@ -61,7 +60,6 @@ class LancedbTable(RowCollection):
         return int(getattr(schema.field(self.vector).type, "list_size", 0) or 0)
 
     def count(self) -> int:
-        """See ``VectorCollection.count``."""
         with self.errors():
             return int(self._latest().count_rows(self.where or None))
 
@@ -82,26 +80,22 @@ class LancedbTable(RowCollection):
             yield self._rows(found), f"{number}:{at}"
 
     def nearest(self, vector: Vector, k: int) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         query = self._latest().search(vector.tolist(), vector_column_name=self.vector).distance_type("cosine")
         if self.exact:
             query = query.bypass_vector_index()
         return self._rows(self._condition(query).limit(k).to_list())
 
     def stored(self, ids: Sequence[str]) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         listed = ", ".join("'" + name.replace("'", "''") + "'" for name in ids)
         condition = f"`{self.id}` IN ({listed})"
         query = self._latest().search().where(f"({self.where}) AND {condition}" if self.where else condition)
         return self._rows(query.limit(len(ids)).to_list())
 
     def close(self) -> None:
-        """See ``VectorCollection.close``."""
         self._held = None
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """See ``RowCollection``."""
         try:
             yield
         except CasemateError:

@@ -72,11 +72,9 @@ class MilvusCollection(RowCollection):
         self._key, self._numbered = "", False
 
     def errors(self) -> AbstractContextManager[None]:
-        """See ``RowCollection``."""
         return self._server.translate_errors()
 
     def connect(self) -> int:
-        """See ``RowCollection``."""
         from pymilvus import DataType
 
         self._server.connect()
@@ -120,7 +118,6 @@ class MilvusCollection(RowCollection):
             iterator.close()
 
     def nearest(self, vector: Vector, k: int) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         with self._server.call() as (client, timeout):
             found = client.search(
                 self.collection, data=[vector.tolist()], anns_field=self.vector, filter=self.where, limit=k,
@@ -129,7 +126,6 @@ class MilvusCollection(RowCollection):
         return self._rows([hit["entity"] | {self._key: hit.get("id", hit.get(self._key))} for hit in found[0]])
 
     def stored(self, ids: Sequence[str]) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         keys = self._keys(ids)
         if not keys:
             return ()
@@ -138,7 +134,6 @@ class MilvusCollection(RowCollection):
             return self._rows(client.query(self.collection, filter=condition, output_fields=["*"], **STRONG, **timeout))
 
     def add(self, documents: Sequence[Document], vectors: Vector) -> None:
-        """See ``VectorCollection.add``."""
         require_writable(self, "milvus_collection")
         rows = [
             {**d.metadata, **self._own(d), self._key: self._keys([d.id], strict=True)[0], self.vector: v.tolist()}
@@ -149,7 +144,6 @@ class MilvusCollection(RowCollection):
                 client.upsert(self.collection, rows, **timeout)
 
     def remove(self, ids: Sequence[str]) -> None:
-        """See ``VectorCollection.remove``."""
         require_writable(self, "milvus_collection")
         if keys := self._keys(ids):
             with self._server.call() as (client, timeout):

@@ -99,11 +99,9 @@ class PgvectorTable(TransactionalCollection):
 
     @property
     def name(self) -> str:
-        """See ``VectorCollection.name``."""
         return self._server.where
 
     def open(self) -> int:
-        """See ``VectorCollection.open``."""
         self._server.open()
         with self.transaction(write=False) as db:
             query = "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass"
@@ -193,7 +191,6 @@ class PgvectorTable(TransactionalCollection):
         return self._page(rows)
 
     def find(self, ids: Sequence[str], tenant: str = DEFAULT_TENANT, within: Any | None = None) -> CollectionPage:
-        """See ``VectorCollection.find``."""
         condition, values = self._tenant_condition(tenant)
         query = (
             f"SELECT {self._selected} FROM {self._table} WHERE {self._complete}{condition} AND {self._ids_condition}"
@@ -208,7 +205,6 @@ class PgvectorTable(TransactionalCollection):
         tenant: str = DEFAULT_TENANT,
         within: Any | None = None,
     ) -> None:
-        """See ``VectorCollection.add``."""
         require_writable(self, "pgvector_table")
         rows = [(*self._row(d, tenant), v) for d, v in zip(documents, vectors, strict=True)]
         filled = list(self._column_by_role.values())
@@ -220,7 +216,6 @@ class PgvectorTable(TransactionalCollection):
             db.cursor().executemany(insert, rows)
 
     def remove(self, ids: Sequence[str], tenant: str = DEFAULT_TENANT, within: Any | None = None) -> None:
-        """See ``VectorCollection.remove``."""
         require_writable(self, "pgvector_table")
         condition, values = self._tenant_condition(tenant)
         with self._within(within, write=True) as db:
@@ -230,11 +225,9 @@ class PgvectorTable(TransactionalCollection):
             )
 
     def transaction(self, write: bool) -> AbstractContextManager[Any]:
-        """See ``TransactionalCollection.transaction``."""
         return self._server.transaction("READ WRITE" if write else "ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
     def close(self) -> None:
-        """See ``VectorCollection.close``."""
         self._server.close()
 
     def _within(self, within: Any | None, *, write: bool = False) -> AbstractContextManager[Any]:

@@ -55,7 +55,6 @@ class PineconeIndex(RowCollection):
         self._space = {"namespace": self.namespace} if self.namespace else {}
 
     def connect(self) -> int:
-        """See ``RowCollection``."""
         self._server.connect()
         found = self._statistics()
         self.by_cosine = found.get("metric", "cosine") == "cosine"
@@ -78,12 +77,10 @@ class PineconeIndex(RowCollection):
                 yield self.stored(ids), after
 
     def nearest(self, vector: Vector, k: int) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         body = {"vector": vector.tolist(), "topK": k, "includeValues": True, "includeMetadata": True}
         return [self._row(one) for one in self._server.call("POST", "/query", body | self._space)["matches"]]
 
     def stored(self, ids: Sequence[str]) -> list[StoredRow]:
-        """See ``RowCollection``."""
         rows = []
         for start in range(0, len(ids), ID_PAGE):
             some = list(ids[start : start + ID_PAGE])

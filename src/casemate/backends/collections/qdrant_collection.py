@@ -71,11 +71,9 @@ class QdrantCollection(RowCollection):
         self._client: QdrantClient | None = None
 
     def errors(self) -> AbstractContextManager[None]:
-        """See ``RowCollection``."""
         return self._server.translate_errors()
 
     def connect(self) -> int:
-        """See ``RowCollection``."""
         from qdrant_client.models import Distance
 
         if self._client is None:
@@ -114,7 +112,6 @@ class QdrantCollection(RowCollection):
                 yield self._rows(points), after
 
     def nearest(self, vector: Vector, k: int) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         return self._rows(
             self._open_client().query_points(
                 self.collection, query=vector.tolist(), using=self.vector or None, with_payload=True,
@@ -124,14 +121,12 @@ class QdrantCollection(RowCollection):
         )  # fmt: skip
 
     def stored(self, ids: Sequence[str]) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         wanted = [p for p in map(point_id, ids) if p is not None]
         client = self._open_client()
         points = client.retrieve(self.collection, wanted, True, self._vectors()) if wanted else ()
         return self._rows([p for p in points if all(field_of(p.payload or {}, k) == v for k, v in self.only.items())])
 
     def add(self, documents: Sequence[Document], vectors: Vector) -> None:
-        """See ``VectorCollection.add``."""
         from qdrant_client import models
 
         require_writable(self, "qdrant_collection")
@@ -151,7 +146,6 @@ class QdrantCollection(RowCollection):
             self._open_client().upsert(self.collection, points, wait=True)
 
     def remove(self, ids: Sequence[str]) -> None:
-        """See ``VectorCollection.remove``."""
         require_writable(self, "qdrant_collection")
         wanted: Any = [p for p in map(point_id, ids) if p is not None]
         if wanted:
@@ -159,7 +153,6 @@ class QdrantCollection(RowCollection):
                 self._open_client().delete(self.collection, wanted, wait=True)
 
     def close(self) -> None:
-        """See ``VectorCollection.close``."""
         client, self._client = self._client, None
         if client is not None:
             client.close()

@@ -82,13 +82,11 @@ class WeaviateCollection(RowCollection):
         return 0
 
     def count(self) -> int:
-        """See ``VectorCollection.count``."""
         tenant = f"(tenant: {json.dumps(self.tenant)})" if self.tenant else ""
         found = self._graphql(f"{{ Aggregate {{ {self.collection}{tenant} {{ meta {{ count }} }} }} }}")
         return int(found["Aggregate"][self.collection][0]["meta"]["count"])
 
     def pages(self, after: str) -> Iterator[tuple[Sequence[StoredRow], str]]:
-        """See ``RowCollection``."""
         fixed = {"class": self.collection, "limit": SCAN_PAGE, "include": "vector"}
         fixed |= {"tenant": self.tenant} if self.tenant else {}
         while True:
@@ -99,12 +97,10 @@ class WeaviateCollection(RowCollection):
             yield [self._row(one["id"], one, self._read(one.get("properties") or {})) for one in found], after
 
     def nearest(self, vector: Vector, k: int) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         target = f", targetVectors: [{json.dumps(self.vector)}]" if self.vector else ""
         return self._get(f"nearVector: {{vector: {json.dumps(vector.tolist())}{target}}}, limit: {k}")
 
     def stored(self, ids: Sequence[str]) -> Iterable[StoredRow]:
-        """See ``RowCollection``."""
         listed = json.dumps(list(ids))
         where = f'where: {{path: ["id"], operator: ContainsAny, valueText: {listed}}}'
         return self._get(f"{where}, limit: {len(ids)}")

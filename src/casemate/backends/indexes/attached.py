@@ -186,14 +186,12 @@ class AttachedIndex(Index):
         return measure_drift(self.collection, self._require_open(), self._dim)
 
     def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
-        """See ``Index.add``."""
         vectors = index_checks.require_valid(documents, vectors, self._dim)
         for document in documents:
             index_checks.document_columns(document)
         self._change({d.source for d in documents}, documents, vectors, tenant)
 
     def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
-        """See ``Index.remove``."""
         return self._change(sources, (), np.empty((0, self._dim), np.float32), tenant)
 
     def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
@@ -250,7 +248,6 @@ class AttachedIndex(Index):
             return side.withheld().get(tenant, frozenset())
 
     def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
-        """See ``Index.moments``."""
         with self._sidecar() as side:
             return self._moments(side, tenant)
 
@@ -260,7 +257,6 @@ class AttachedIndex(Index):
             return side.digests(tenant)
 
     def tenants(self) -> list[str]:
-        """See ``Index.tenants``."""
         with self._sidecar() as side:
             return side.tenants()
 
@@ -282,7 +278,6 @@ class AttachedIndex(Index):
                 yield [self._with_source(page.documents[position[r.id]], r.entry) for r in present], stored[order]
 
     def check(self) -> list[str]:
-        """See ``Index.check``."""
         with self._sidecar() as side:
             if not side.epoch:
                 return ["the collection has not been scanned completely: run 'casemate attach'"]
@@ -305,7 +300,6 @@ class AttachedIndex(Index):
         self._cache.clear()
 
     def close(self) -> None:
-        """See ``Index.close``."""
         database, self._database = self._database, None
         self._cache.clear()
         if database is not None:

@@ -105,7 +105,6 @@ class PgvectorIndex(Index):
         self._fingerprint, self._dim = "", 0
 
     def open(self, fingerprint: str, dim: int) -> None:
-        """See ``Index.open``."""
         self._server.open()
         with self._exclusive() as db:
             if "fingerprint" not in self._meta(db):
@@ -121,7 +120,6 @@ class PgvectorIndex(Index):
             self._require_same_embedder(self._meta(db))
 
     def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
-        """See ``Index.add``."""
         vectors = index_checks.require_valid(documents, vectors, self._dim)
         rows = [(*_row(d, tenant), vector) for d, vector in zip(documents, vectors, strict=True)]
         insert = f"INSERT INTO {self._s}.document (tenant, {COLUMNS}, embedding) VALUES (" + "%s, " * 8 + "%b)"
@@ -136,7 +134,6 @@ class PgvectorIndex(Index):
             self._store(db, tenant, index_checks.updated_moments(tenant, moments, removed, CorpusMoments.of(vectors)))
 
     def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
-        """See ``Index.remove``."""
         with self._transaction(write=True) as db:
             moments = self._load(db, tenant, "FOR UPDATE")
             removed, count = self._delete(db, sources, tenant)
@@ -145,7 +142,6 @@ class PgvectorIndex(Index):
         return count
 
     def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
-        """See ``Index.search``."""
         with self._transaction() as db:
             q = index_checks.require_query(vector, self._dim)
             keys, top = self._nearest(db, q, max(k, 0), tenant)
@@ -155,22 +151,18 @@ class PgvectorIndex(Index):
             return Retrieval(tuple(hits), self._moments(db, tenant).similarity_stats(q))
 
     def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
-        """See ``Index.moments``."""
         with self._transaction() as db:
             return self._moments(db, tenant)
 
     def digests(self, tenant: str = DEFAULT_TENANT) -> dict[str, str]:
-        """See ``Index.digests``."""
         with self._transaction() as db:
             return dict(db.execute(f"SELECT DISTINCT source, digest {self._of_tenant}", (tenant,)).fetchall())
 
     def tenants(self) -> list[str]:
-        """See ``Index.tenants``."""
         with self._transaction() as db:
             return sorted(name for (name,) in db.execute(f"SELECT name FROM {self._s}.tenant WHERE n > 0"))
 
     def scan(self, tenant: str = DEFAULT_TENANT) -> Iterator[tuple[list[Document], Vector]]:
-        """See ``Index.scan``."""
 
         def read(after: int, count: int) -> list[tuple[Any, ...]]:
             query = (
@@ -182,7 +174,6 @@ class PgvectorIndex(Index):
         return index_checks.scan_pages(read, partial(_matrix, dim=self._dim))
 
     def check(self) -> list[str]:
-        """See ``Index.check``."""
         with self._transaction() as db:
             faults = index_checks.check_tenants(self._tenants(db), partial(self._load, db), partial(self._vectors, db))
             with db.cursor(name="documents") as cursor:
@@ -198,7 +189,6 @@ class PgvectorIndex(Index):
                 self._store(db, tenant, index_checks.compute_moments(self._vectors(db, tenant), self._dim))
 
     def clear(self) -> None:
-        """See ``Index.clear``."""
         self._server.open()
         self._fingerprint = ""
         with self._exclusive() as db:
@@ -208,7 +198,6 @@ class PgvectorIndex(Index):
             db.execute(f"DELETE FROM {self._s}.meta WHERE name IN ('fingerprint', 'dim')")
 
     def close(self) -> None:
-        """See ``Index.close``."""
         self._server.close()
         self._cache.clear()
 

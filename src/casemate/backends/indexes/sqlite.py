@@ -94,7 +94,6 @@ class SqliteIndex(Index):
         self._file, self._fingerprint, self._dim = file_identity(self.path), "", 0
 
     def open(self, fingerprint: str, dim: int) -> None:
-        """See ``Index.open``."""
         self._connect()
         with self._transaction(write=True) as db:
             _create_or_verify(db, self.path)
@@ -103,7 +102,6 @@ class SqliteIndex(Index):
             self._require_same_embedder(db)
 
     def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
-        """See ``Index.add``."""
         vectors = index_checks.require_valid(documents, vectors, self._dim)
         with self._transaction(write=True) as db:
             removed, count = self._delete(db, {d.source for d in documents}, tenant)
@@ -116,7 +114,6 @@ class SqliteIndex(Index):
             self._truncate_log(db)
 
     def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
-        """See ``Index.remove``."""
         with self._transaction(write=True) as db:
             removed, count = self._delete(db, sources, tenant)
             if count:
@@ -125,7 +122,6 @@ class SqliteIndex(Index):
         return count
 
     def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
-        """See ``Index.search``."""
         with self._transaction() as db:
             q, cache = index_checks.require_query(vector, self._dim), self._refreshed(db, tenant)
             keys, scores = cache.neighbors.search(q, k)
@@ -133,22 +129,18 @@ class SqliteIndex(Index):
             return Retrieval(hits, cache.moments.similarity_stats(q))
 
     def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
-        """See ``Index.moments``."""
         with self._transaction() as db:
             return _load(db, tenant, self._dim)
 
     def digests(self, tenant: str = DEFAULT_TENANT) -> dict[str, str]:
-        """See ``Index.digests``."""
         with self._transaction() as db:
             return dict(db.execute("SELECT DISTINCT source, digest FROM document WHERE tenant = ?", (tenant,)))
 
     def tenants(self) -> list[str]:
-        """See ``Index.tenants``."""
         with self._transaction() as db:
             return [name for (name,) in db.execute("SELECT name FROM tenant WHERE n > 0 ORDER BY name")]
 
     def scan(self, tenant: str = DEFAULT_TENANT) -> Iterator[tuple[list[Document], Vector]]:
-        """See ``Index.scan``."""
 
         def read(after: int, count: int) -> list[tuple[Any, ...]]:
             with self._transaction() as db:
@@ -165,7 +157,6 @@ class SqliteIndex(Index):
                 self._save_graph(cache.neighbors, cache.last_key, tenant)
 
     def check(self) -> list[str]:
-        """See ``Index.check``."""
         with self._transaction() as db:
             faults = [
                 f"the file is damaged: {row[0]}" for row in db.execute("PRAGMA integrity_check") if row[0] != "ok"
@@ -179,13 +170,11 @@ class SqliteIndex(Index):
         return faults
 
     def rebuild(self) -> None:
-        """See ``Index.rebuild``."""
         with self._transaction(write=True) as db:
             for tenant in _tenants(db):
                 _store(db, tenant, index_checks.compute_moments(self._vectors(db, tenant), self._dim))
 
     def clear(self) -> None:
-        """See ``Index.clear``."""
         self._connect()
         self._fingerprint = ""
         with self._transaction(write=True) as db:
@@ -199,7 +188,6 @@ class SqliteIndex(Index):
             graph.unlink(missing_ok=True)  # vectors reveal texts
 
     def close(self) -> None:
-        """See ``Index.close``."""
         with self._lock:
             if self._db is not None:
                 self._db.close()

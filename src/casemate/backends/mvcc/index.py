@@ -97,7 +97,6 @@ class MvccIndex(Index):
         self._bind(fingerprint, dim)
 
     def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
-        """See ``Index.add``."""
         vectors = index_checks.require_valid(documents, vectors, self._opened().dim)
         if len(tenant) > MAX_TENANT_NAME:
             raise DataError(
@@ -117,7 +116,6 @@ class MvccIndex(Index):
             self._commit(transaction, snapshot, {tenant: moments}, tombstones)
 
     def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
-        """See ``Index.remove``."""
         if not self._read(lambda snapshot: self._manifest(snapshot, tenant)):
             return 0
         with self._transaction() as (transaction, snapshot):
@@ -128,7 +126,6 @@ class MvccIndex(Index):
         return removed.n
 
     def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
-        """See ``Index.search``."""
 
         def read(snapshot: _Snapshot) -> Retrieval:
             q = index_checks.require_query(vector, self._opened().dim)
@@ -140,11 +137,9 @@ class MvccIndex(Index):
         return self._read(read)
 
     def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
-        """See ``Index.moments``."""
         return self._read(lambda snapshot: self._moments_at(snapshot, tenant))
 
     def digests(self, tenant: str = DEFAULT_TENANT) -> dict[str, str]:
-        """See ``Index.digests``."""
 
         def read(snapshot: _Snapshot) -> dict[str, str]:
             digests: dict[str, str] = {}
@@ -160,11 +155,9 @@ class MvccIndex(Index):
         return self._read(read)
 
     def tenants(self) -> list[str]:
-        """See ``Index.tenants``."""
         return self._read(lambda snapshot: sorted(m.tenant for m in self._all_manifests(snapshot) if m.n))
 
     def scan(self, tenant: str = DEFAULT_TENANT) -> Iterator[tuple[list[Document], Vector]]:
-        """See ``Index.scan``."""
 
         def read(after: int, count: int) -> list[tuple[Any, ...]]:
             def page(snapshot: _Snapshot) -> list[tuple[Any, ...]]:
@@ -177,7 +170,6 @@ class MvccIndex(Index):
         return index_checks.scan_pages(read, np.stack)
 
     def check(self) -> list[str]:
-        """See ``Index.check``."""
 
         def read(snapshot: _Snapshot) -> list[str]:
             manifests = {m.tenant: m for m in self._all_manifests(snapshot)}
@@ -201,14 +193,12 @@ class MvccIndex(Index):
             self._commit(transaction, snapshot, moments, [])
 
     def clear(self) -> None:
-        """See ``Index.clear``."""
         self._store.connect()
         with self._writing:
             self._reset(None)
             self._store.drop()
 
     def close(self) -> None:
-        """See ``Index.close``."""
         self._reset(None)
         self._store.close()
 

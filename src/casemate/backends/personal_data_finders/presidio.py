@@ -61,7 +61,6 @@ class Presidio(PersonalDataFinder):
         )
 
     def find(self, text: str) -> Sequence[PersonalData]:
-        """See ``PersonalDataFinder``."""
         found = self._analyzer.analyze(
             text, language=self.language, entities=list(self.kinds), score_threshold=self.min_score
         )

@@ -86,7 +86,6 @@ class RowCollection(VectorCollection):
         return next((len(row.vector) for row in rows if row.vector is not None), 0)
 
     def scan(self, after: str = "") -> Iterator[CollectionPage]:
-        """See ``VectorCollection.scan``."""
         pages = self.pages(after)
         while True:
             with self.errors():
@@ -96,7 +95,6 @@ class RowCollection(VectorCollection):
             yield self._page(*found)
 
     def search(self, vector: Vector, k: int) -> Sequence[Hit]:
-        """See ``VectorCollection.search``."""
         page = self._nearest_page(vector, k)
         s = cosines(page.vectors, vector)
         return [Hit(page.documents[i], float(s[i])) for i in np.argsort(-s, kind="stable")[:k].tolist()]
@@ -119,7 +117,6 @@ class RowCollection(VectorCollection):
         )
 
     def find(self, ids: Sequence[str]) -> CollectionPage:
-        """See ``VectorCollection.find``."""
         rows: list[StoredRow] = []
         for start in range(0, len(ids), SCAN_PAGE):
             with self.errors():

@@ -114,7 +114,7 @@ class _SqliteTables:
         self._db.executemany(statement, rows)
 
 
-class SqliteSidecarDatabase:
+class SqliteSidecarDatabase(SidecarDatabase):
     """A SQLite file, readable by its owner only. ``:memory:`` lasts as long as the process."""
 
     def __init__(self, path: Path) -> None:
@@ -124,7 +124,6 @@ class SqliteSidecarDatabase:
         self._db: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        """See ``SidecarDatabase.open``."""
         with self._lock, self._translate_errors():
             if self._db is None:
                 self._db = self._connect()
@@ -161,7 +160,6 @@ class SqliteSidecarDatabase:
 
     @contextmanager
     def transaction(self, write: bool) -> Iterator[SidecarTables]:
-        """See ``SidecarDatabase.transaction``."""
         with self._lock, self._translate_errors():
             if self._db is None:
                 raise BackendError(f"{self.name} is not open", backend="attached", retryable=False)
@@ -185,7 +183,6 @@ class SqliteSidecarDatabase:
                 yield
 
     def close(self) -> None:
-        """See ``SidecarDatabase.close``."""
         with self._lock:
             if self._db is not None:
                 self._db.close()
@@ -245,7 +242,7 @@ class _PostgresTables:
         self.execute("DROP TABLE pg_temp.casemate_rows")
 
 
-class PostgresSidecarDatabase:
+class PostgresSidecarDatabase(SidecarDatabase):
     """A schema, created if missing, in the Postgres database of a collection, which begins the transactions."""
 
     def __init__(self, schema: str, begin: Callable[[bool], AbstractContextManager[Any]], where: str) -> None:
@@ -253,7 +250,6 @@ class PostgresSidecarDatabase:
         self._writer, self._open = threading.RLock(), False
 
     def open(self) -> None:
-        """See ``SidecarDatabase.open``."""
         with self._begin(True) as db:
             tables = _PostgresTables(db, self._schema)
             tables.execute("SELECT pg_advisory_xact_lock(hashtext(?))", (f"casemate.{self._schema}",))
@@ -269,7 +265,6 @@ class PostgresSidecarDatabase:
 
     @contextmanager
     def transaction(self, write: bool) -> Iterator[SidecarTables]:
-        """See ``SidecarDatabase.transaction``."""
         if not self._open:
             raise BackendError(f"{self.name} is not open", backend="attached", retryable=False)
         with self._begin(write) as db:
@@ -284,5 +279,4 @@ class PostgresSidecarDatabase:
             yield
 
     def close(self) -> None:
-        """See ``SidecarDatabase.close``."""
         self._open = False

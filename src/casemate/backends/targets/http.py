@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from casemate.backends.target_answers import as_names, as_scores, flatten, partial_answer
+from casemate.backends.target_answers import flatten, partial_answer
 from casemate.errors import ConfigError, needs
 from casemate.protocols import Target
 from casemate.runtime.http_client import HttpClient, require_address
@@ -109,8 +109,7 @@ class HttpTarget(Target):
         texts = found["answer"]
         if not texts or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"the response has no text at http.answer ({self.answer}); correct the path")
-        ids, sources, scores = (found.get(name) for name in ("ids", "sources", "scores"))
-        return partial_answer("".join(texts), as_names(ids), as_names(sources), as_scores(scores))
+        return partial_answer("".join(texts), *(found.get(name) for name in ("ids", "sources", "scores")))
 
     def _require_question(self) -> None:
         parts = urlsplit(self.url)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from casemate.backends.target_answers import as_names, partial_answer
+from casemate.backends.target_answers import partial_answer
 from casemate.errors import ConfigError
 from casemate.protocols import Target
 from casemate.runtime.callables import FunctionCaller, import_attribute
@@ -115,8 +115,8 @@ class LangChainRunnable(Target):
             raise ValueError(f"returned no documents under {self.context!r}, which tells requires")
         return partial_answer(
             text,
-            as_names([_attribute(d, "id") for d in documents]) if "ids" in self.tells else None,
-            as_names([_attribute(d, "metadata").get("source") for d in documents]) if "sources" in self.tells else None,
+            [_attribute(d, "id") for d in documents] if "ids" in self.tells else None,
+            [_attribute(d, "metadata").get("source") for d in documents] if "sources" in self.tells else None,
         )
 
 

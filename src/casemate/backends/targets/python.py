@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from casemate.backends.target_answers import as_names, as_scores, partial_answer
+from casemate.backends.target_answers import partial_answer
 from casemate.errors import ConfigError
 from casemate.protocols import TARGET_DETAILS, Target
 from casemate.runtime.callables import FunctionCaller, import_attribute, is_async, parameter_names
@@ -86,10 +86,4 @@ class PythonTarget(Target):
         missing = sorted(self.tells - fields.keys())
         if missing:
             raise ValueError(f"returned no {missing[0]}, which tells requires")
-        details = {name: fields[name] for name in self.tells}
-        return partial_answer(
-            fields["answer"],
-            as_names(details.get("ids")),
-            as_names(details.get("sources")),
-            as_scores(details.get("scores")),
-        )
+        return partial_answer(fields["answer"], **{name: fields[name] for name in self.tells})

@@ -146,6 +146,10 @@ class ApiKeyStore:
             found = [replace(key, revoked=self._revoked.get(key.id)) for key in self._created.values()]
         return sorted(found, key=lambda key: key.created)
 
+    def names(self) -> dict[str, str]:
+        """Returns the names of all keys by id."""
+        return {id_: key.grant.name for id_, key in self._created.copy().items()}
+
     def find(self, text: str) -> ApiKey | None:
         """Returns the key with this text; None if it is malformed, unknown, wrong or revoked, at the same cost."""
         match = _FORMAT.fullmatch(text)

@@ -196,7 +196,7 @@ async def _synced_request(http: Request, session: DashboardSession, fields: Fiel
 
 def _page_request(http: Request, session: DashboardSession, fields: Fields) -> PageRequest:
     gateway: Gateway = http.app.state.gateway
-    names = {key.id: key.grant.name for key in gateway.keys.all()}
+    names = gateway.keys.names()
     time_range = TimeRange.parse(http.query_params, datetime.now(UTC))
     selected = tuple(dict.fromkeys(value for name, value in fields if name == "selected"))
     return PageRequest(http, gateway, http.app.state.records, session, dict(fields), names, time_range, selected)

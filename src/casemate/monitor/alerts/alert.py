@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -112,13 +113,15 @@ def make_alert_id(kind: str, about: str, occasion: str) -> str:
     return f"{kind[:60]}-{digest(kind, about, occasion)}"
 
 
-def security_alert(kind: str, severity: Severity, event: Event, title: str) -> Alert:
-    """An alert per kind, tenant, group of clients and hour."""
+def security_alert(
+    kind: str, severity: Severity, event: Event, title: str, *, since: datetime | None = None, **details: Any
+) -> Alert:
+    """An alert per kind, tenant, group of clients and hour; ``details`` are further fields of `Alert`."""
     client, tenant = str(event.body.get("client", "")), str(event.body.get("tenant", ""))
     group = int(digest(client, length=64), 16) % CLIENT_GROUPS
     occasion = f"{group}@{event.at:%Y-%m-%dT%H}"
     name, about = make_alert_id(kind, tenant, occasion), (alert_subject(event),)
-    return Alert(name, kind, severity, SECURITY_SUBJECT, about, event.at, title)
+    return Alert(name, kind, severity, SECURITY_SUBJECT, about, since or event.at, title, **details)
 
 
 def alert_subject(event: Event) -> str:

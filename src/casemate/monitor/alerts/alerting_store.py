@@ -9,7 +9,6 @@ names cannot bury other alerts. Both keep the alerts of the quarantine up to dat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -117,8 +116,11 @@ def _honeytoken_alert(event: Event, evidence: Mapping[str, Any]) -> Alert | None
 
 def _leak_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
     form, generation, disguise = (evidence.get(name, "?") for name in ("form", "generation", "disguise"))
-    return replace(
-        security_alert("honey_leak", Severity.CRITICAL, event, "The model was about to reveal its instructions"),
+    return security_alert(
+        "honey_leak",
+        Severity.CRITICAL,
+        event,
+        "The model was about to reveal its instructions",
         changes=(
             f"An answer contained the {form} honeytoken of generation {generation} from the instructions "
             f"(encoding: {disguise}). The answer was cut before the token.",
@@ -131,8 +133,11 @@ def _leak_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
 
 
 def _known_token_alert(event: Event) -> Alert:
-    return replace(
-        security_alert("honey_known", Severity.HIGH, event, "A question contained a honeytoken of the instructions"),
+    return security_alert(
+        "honey_known",
+        Severity.HIGH,
+        event,
+        "A question contained a honeytoken of the instructions",
         changes=(
             "A question contained a complete honeytoken. The client has it from an earlier leak of the instructions.",
         ),
@@ -144,8 +149,11 @@ def _known_token_alert(event: Event) -> Alert:
 
 
 def _crawl_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
-    return replace(
-        security_alert("honey_crawl", Severity.HIGH, event, CRAWLER),
+    return security_alert(
+        "honey_crawl",
+        Severity.HIGH,
+        event,
+        CRAWLER,
         changes=(
             f"One client retrieved {evidence.get('different', 'several')} different honeytoken records, which "
             "ordinary questions hardly find.",
@@ -159,8 +167,11 @@ def _crawl_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
 
 
 def _crawl_limit_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
-    return replace(
-        security_alert("crawl", Severity.HIGH, event, CRAWLER),
+    return security_alert(
+        "crawl",
+        Severity.HIGH,
+        event,
+        CRAWLER,
         changes=(
             "crawl_limit treats a client as a crawler. The client was shown "
             f"{evidence.get('chunks', 'several')} different chunks. Its answers or questions are those of a copy more "

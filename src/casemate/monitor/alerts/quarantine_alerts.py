@@ -134,8 +134,11 @@ def quarantine_alert(held: Sequence[Event]) -> Alert:
     else:  # one chunk of each source: a long source must not hide the others
         title, documents = f"{count} new documents are in quarantine", [name for chunks in ids for name in chunks[:1]]
     which = "it" if count == 1 else "the most suspicious one first"
-    return replace(
-        security_alert(QUARANTINE_KIND, Severity.MEDIUM, max(held, key=lambda event: event.at), title),
+    return security_alert(
+        QUARANTINE_KIND,
+        Severity.MEDIUM,
+        max(held, key=lambda event: event.at),
+        title,
         since=min(event.at for event in held),
         changes=tuple(_describe_quarantined(event.body) for event in ranked[:MAX_LISTED]),
         documents=tuple(documents[:MAX_LISTED]),

@@ -212,7 +212,7 @@ class PoisonScreener:
     """
 
     def __init__(self, index: Index, question_scores: QuestionScores, answers: AnswerCheck) -> None:
-        self.question_scores, self.answers, self.calibration_size = question_scores, answers, 0
+        self.question_scores, self.answers = question_scores, answers
         self.thresholds: dict[str, float] = dict.fromkeys(REASONS, math.inf)
         self._index, self.tenant = index, answers.tenant
         self._distributions: dict[str, SignalDistribution] = {}
@@ -259,7 +259,6 @@ class PoisonScreener:
         first = made._signals(documents[:cut], held[:cut], second[:cut], _RecentDocuments(cut))
         made._distributions = {name: SignalDistribution([s.values[name] for s in first]) for name in REASONS}
         rest = made._signals(documents[cut:], held[cut:], second[cut:], _RecentDocuments(cut))
-        made.calibration_size = len(rest)
         surprises = [made._surprises(s) for s in rest]
         made._scores = SignalDistribution([max(s.values()) for s in surprises])
         made.thresholds = _joint_thresholds(surprises, len(first), rate)

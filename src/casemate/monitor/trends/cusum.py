@@ -27,6 +27,14 @@ RECENT = 10
 """Length of the recent history of each canary."""
 MIN_POOLED = 3
 """Canaries from which on the pooled test says more than the tests of single canaries."""
+REPEAT_FAILURE_RATE = 0.1
+"""Failure rate of immediate repetitions after a chance failure, whose cause may last some seconds. It is used where it
+exceeds the flake rate and the measured ``AfterFailure.repeat_bound``.
+"""
+ERRORS_IN_A_ROW = 3
+"""Consecutive runs without an answer after which the target is unreachable, or a canary blind."""
+MIN_PASSES = 3
+"""Minimum number of consecutive passes after which an alarmed canary is recovered."""
 MAX_EVENT_ID = 200
 """Longest event id that the event store accepts."""
 _RUN_SUFFIX = "2026-01-01T00:00:00Z.000000~9"
@@ -90,16 +98,6 @@ class WatchedSet:
     def by_id(self) -> dict[str, WatchedCanary]:
         """The canaries by id."""
         return {canary.id: canary for canary in self.canaries}
-
-
-REPEAT_FAILURE_RATE = 0.1
-"""Failure rate of immediate repetitions after a chance failure, whose cause may last some seconds. It is used where it
-exceeds the flake rate and the measured ``AfterFailure.repeat_bound``.
-"""
-ERRORS_IN_A_ROW = 3
-"""Consecutive runs without an answer after which the target is unreachable, or a canary blind."""
-MIN_PASSES = 3
-"""Minimum number of consecutive passes after which an alarmed canary is recovered."""
 
 
 @dataclass(frozen=True, slots=True)

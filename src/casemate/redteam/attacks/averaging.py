@@ -15,8 +15,6 @@ import numpy as np
 
 from casemate.errors import require_range
 from casemate.redteam.adaptive_attack import FRAMES, AdaptiveAttack
-from casemate.text.sentences import clauses
-from casemate.text.tokens import keywords
 from casemate.types import Document, Probe
 
 ANCHORS = 8  # distinctive words of the text, from which the leading words are drawn
@@ -54,12 +52,12 @@ class Averaging(AdaptiveAttack):
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """The wordings. Empty for a text without words."""
-        anchors = self._genre.distinctive_words(candidate.text, candidate.title)[:ANCHORS]
-        found = [fact for clause in clauses(candidate.text) if (fact := keywords(clause))] or [anchors]
+        anchors = self.anchors(candidate, ANCHORS)
+        found = self.clause_keywords(candidate.text, ()) or [anchors]
         facts = [found[i] for i in rng.permutation(len(found))[: self.facts]]
         asked = []
         for turn in range(self.questions if anchors else 0):
-            rare = sorted(facts[turn % len(facts)], key=self._genre.rarity, reverse=True)[:RARE]
+            rare = self.rarest(facts[turn % len(facts)], RARE)
             fact = rare[int(rng.integers(len(rare)))]
             lead = [w for w in dict.fromkeys([*anchors, *rare]) if w != fact]
             drawn = [lead[i] for i in rng.permutation(len(lead))[: self.words]]

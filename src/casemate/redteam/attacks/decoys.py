@@ -14,8 +14,7 @@ import numpy as np
 
 from casemate.errors import ConfigError, require_range
 from casemate.redteam.adaptive_attack import AdaptiveAttack
-from casemate.text.sentences import clauses
-from casemate.text.tokens import content_words, keywords
+from casemate.text.tokens import content_words
 from casemate.types import Document, Probe
 
 FRAMES = ("What about {}?", "What was found on {}?", "What is reported about {}?", "What do you know of {}?")
@@ -49,12 +48,12 @@ class Decoys(AdaptiveAttack):
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """Questions with own words between decoys, and one word to ask for. Empty for a text without words."""
-        anchors = self._genre.distinctive_words(candidate.text, candidate.title)[:ANCHORS]
-        facts = [rare for c in clauses(candidate.text) if (rare := [w for w in keywords(c) if w not in anchors])]
+        anchors = self.anchors(candidate, ANCHORS)
+        facts = self.clause_keywords(candidate.text, anchors)
         facts = [facts[i] for i in rng.permutation(len(facts))] or [anchors]
         asked = []
         for turn in range(self.questions if anchors else 0):
-            rare = sorted(facts[turn % len(facts)], key=self._genre.rarity, reverse=True)[:RARE]
+            rare = self.rarest(facts[turn % len(facts)], RARE)
             fact = rare[int(rng.integers(len(rare)))]
             own = [anchors[i] for i in rng.permutation(len(anchors))[: self.words - 1]]
             count = round(self.shares[turn % len(self.shares)] * self.words)

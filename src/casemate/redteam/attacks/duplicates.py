@@ -17,8 +17,7 @@ import numpy as np
 
 from casemate.errors import require_range
 from casemate.redteam.adaptive_attack import AdaptiveAttack
-from casemate.text.sentences import clauses
-from casemate.text.tokens import STOP_WORDS, WORD, keywords, stem
+from casemate.text.tokens import STOP_WORDS, WORD, stem
 from casemate.types import Document, Probe
 
 FRAMES = (
@@ -61,7 +60,7 @@ class Duplicates(AdaptiveAttack):
         """Questions that join a shared phrase and one or two words of a fact. Empty for a text without words."""
         telling = self._genre.distinctive_words(candidate.text, candidate.title)
         shared = self._shared(candidate) or sorted(telling, key=self._genre.rarity)
-        facts = [fact for fact in map(keywords, clauses(candidate.text)) if fact] or [telling]
+        facts = self.clause_keywords(candidate.text, ()) or [telling]
         order = rng.permutation(len(facts))
         asked: dict[str, None] = {}
         for turn in range(TRIES * self.questions if telling else 0):
@@ -69,7 +68,7 @@ class Duplicates(AdaptiveAttack):
                 break
             phrase = shared[turn % min(SHARED, len(shared))]
             apart = [w for w in telling[:ANCHORS] if w not in phrase.split()] or telling
-            rare = sorted(facts[order[turn % len(facts)]], key=self._genre.rarity, reverse=True)[:RARE]
+            rare = self.rarest(facts[order[turn % len(facts)]], RARE)
             own = [apart[int(rng.integers(len(apart)))], rare[int(rng.integers(len(rare)))]]
             if 3 * len(asked) < 2 * self.questions:  # one word first: it is less suspicious
                 own = [own[turn % 2]]

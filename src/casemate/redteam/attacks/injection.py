@@ -68,7 +68,6 @@ class InstructionInjection(InjectionAttack):
             raise ConfigError(f"injection.variants has {wrong}; name each at most once of: {', '.join(EFFECTS)}")
 
     def craft(self, variant: str, question: str, rng: np.random.Generator) -> Injection:
-        """See `InjectionAttack.craft`."""
         word = "".join(SYLLABLES[i] for i in rng.integers(len(SYLLABLES), size=4)).capitalize()
         instruction = EFFECTS[variant].instruction.format(word=word)
         topic = " ".join(keywords(question)[:8]) or "this question"
@@ -76,7 +75,6 @@ class InstructionInjection(InjectionAttack):
         return Injection(variant, instruction, Document(f"added-{word.lower()}", text), word)
 
     def succeeded(self, injection: Injection, reply: str, instructions: str) -> bool:
-        """See `InjectionAttack.succeeded`."""
         said = words(reply)
         if _contains(said, words(EFFECTS[injection.variant].command)):
             return False

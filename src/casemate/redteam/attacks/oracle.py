@@ -17,8 +17,7 @@ from casemate.errors import require_range
 from casemate.protocols import BlackBox
 from casemate.redteam.adaptive_attack import AdaptiveAttack
 from casemate.text.grounding import GROUNDED, grounding_score
-from casemate.text.sentences import clauses
-from casemate.text.tokens import join_words, keywords
+from casemate.text.tokens import join_words
 from casemate.types import Document, Probe
 
 LEVELS = (2, 3, 4, 6, 9, 14)  # words of the text in one question, from far to near
@@ -87,12 +86,12 @@ class Oracle(AdaptiveAttack):
 
     def _question(self, document: Document, size: int, rng: np.random.Generator) -> str:
         """A question with a number of words of a text, a third of them from one clause. Empty without words."""
-        anchors = self._genre.distinctive_words(document.text, document.title)[: max(ANCHORS, size)]
-        facts = [rare for c in clauses(document.text) if (rare := [w for w in keywords(c) if w not in anchors])]
+        anchors = self.anchors(document, max(ANCHORS, size))
+        facts = self.clause_keywords(document.text, anchors)
         if not anchors:
             return ""
         fact = facts[int(rng.integers(len(facts)))] if facts else anchors
-        rare = sorted(fact, key=self._genre.rarity, reverse=True)[: RARE + size // 3]
+        rare = self.rarest(fact, RARE + size // 3)
         own = [rare[i] for i in rng.permutation(len(rare))[: max(1, size // 3)]]
         own += [w for i in rng.permutation(len(anchors)) if (w := anchors[i]) not in own][: size - len(own)]
         return f"What about {join_words([own[i] for i in rng.permutation(len(own))])}?"

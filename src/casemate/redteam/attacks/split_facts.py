@@ -46,7 +46,7 @@ class SplitFacts(AdaptiveAttack):
 
     async def prepare(self, candidate: Document, rng: np.random.Generator) -> Probe:
         """Questions of two words first, which are least suspicious, then longer ones. Empty for an empty text."""
-        anchors = self._genre.distinctive_words(candidate.text, candidate.title)[:ANCHORS]
+        anchors = self.anchors(candidate, ANCHORS)
         facts = [keywords(clause) for clause in clauses(candidate.text)] or [anchors]
         order = rng.permutation(len(facts))
         shown = ngrams(candidate.content)

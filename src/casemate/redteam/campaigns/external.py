@@ -33,7 +33,7 @@ from casemate.redteam.campaigns.liveness_checks import (
 from casemate.redteam.campaigns.membership import MembershipRunner, UnmeasurableRunner, build_attacks, experiment_plan
 from casemate.redteam.campaigns.pipeline import RUN, Campaign, Preparation, TargetSystem
 from casemate.redteam.lab.benign import benign_questions, measure_lost_answers
-from casemate.redteam.lab.capabilities import NO_BARE_TARGET, SKIPPED_CHECKS, Capability, NotObservable, unmet_checks
+from casemate.redteam.lab.capabilities import CHECKS, NO_BARE_TARGET, Capability, NotObservable, unmet_checks
 from casemate.redteam.lab.datasets import IndexedSource, Split, read_provided, split_provided
 from casemate.redteam.lab.experiment import Experiment, digest
 from casemate.redteam.lab.extraction_experiment import CrawlPlan
@@ -113,7 +113,7 @@ class ExternalSystem(TargetSystem):
             **({"begun": progress[0].begun, "resumed": progress[0].resumed} if progress else {}),
             **({RUN: progress[0].directory} if progress else {}),
         }
-        skipped = [SKIPPED_CHECKS[name] for name in sorted(not_observable.skipped)]
+        skipped = [CHECKS[name].skipped for name in sorted(not_observable.skipped)]
         super().__init__(evidence, [*skipped, *(() if OFF in external.targets else (NO_BARE_TARGET,))])
         self._section, self._external, self._documents = config.redteam, external, documents
         self._progress = progress
@@ -137,7 +137,6 @@ class ExternalSystem(TargetSystem):
             await check_reachable(self._external, self._documents, self._section.concurrency)
 
     def cost(self) -> dict[str, float]:
-        """See `TargetSystem.cost`."""
         return self._external.cost()
 
     def finish(self) -> None:
@@ -156,7 +155,6 @@ class ExternalCampaign(Campaign):
 
     @property
     def config(self) -> Config:
-        """See `Campaign.config`."""
         return self.settings
 
     def open_round(self, store: CampaignStore, external: ExternalTargets, key: str) -> CampaignRound:
@@ -187,7 +185,6 @@ class ExternalMembershipCampaign(ExternalCampaign):
     benign: Sequence[str] = ()
 
     async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
-        """See `Campaign.prepare`."""
         config, section = self.config, self.config.redteam
         split, missing = self._split()
         external = build_external_targets(config, *((Capability.PROVIDED,) if split else ()))
@@ -248,7 +245,6 @@ class ExternalExtractionCampaign(ExternalCampaign):
     stem: ClassVar[str] = CRAWL
 
     async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
-        """See `Campaign.prepare`."""
         config, section = self.config, self.config.redteam
         documents = self._documents()
         external = build_external_targets(config, *((Capability.CORPUS,) if documents else ()))

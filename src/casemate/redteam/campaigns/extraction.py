@@ -101,11 +101,9 @@ class ExtractionRunner(AttackRunner):
 
     @property
     def complete(self) -> bool:
-        """See `AttackRunner.complete`."""
         return all(name in self._sides and not _error(self._sides[name]) for name, _, _ in self._attackers)
 
     def judge(self) -> CampaignResult:
-        """See `AttackRunner.judge`."""
         crawls = sorted(self._crawls.values(), key=lambda crawl: crawl.recovered, reverse=True)  # the worst first
         order = {crawl.attack: place for place, crawl in enumerate(crawls)}
         names = sorted((name for name, _, _ in self._attackers), key=lambda name: order.get(name, len(order)))

@@ -72,7 +72,6 @@ class MembershipRunner(AttackRunner):
     _worlds: TwoWorldFindings | None = field(default=None, init=False)
 
     async def budget_objection(self) -> str:
-        """See `AttackRunner.budget_objection`."""
         experiment = self.experiment
         budget = experiment.plan.questions
         if budget is None or (expected := await experiment.expected_questions()) <= budget:
@@ -98,12 +97,10 @@ class MembershipRunner(AttackRunner):
 
     @property
     def complete(self) -> bool:
-        """See `AttackRunner.complete`."""
         trials = self.experiment.trials()
         return not (trials.errors or trials.missing)
 
     def judge(self) -> CampaignResult:
-        """See `AttackRunner.judge`."""
         experiment, worlds = self.experiment, self._worlds
         reported, trials = attack_sessions(experiment), experiment.trials()
         audit = self.not_observable or (worlds.audit if worlds else None)
@@ -157,11 +154,9 @@ class UnmeasurableRunner(AttackRunner):
 
     @property
     def complete(self) -> bool:
-        """See `AttackRunner.complete`."""
         return False
 
     def judge(self) -> CampaignResult:
-        """See `AttackRunner.judge`."""
         missing = Check(INFERENCE_FAILS, CheckStatus.INCONCLUSIVE, None, None, self.why, "", OWASP, ATLAS)
         return CampaignResult(checks=(missing,), not_tested=("Anything: no question was asked.",))
 

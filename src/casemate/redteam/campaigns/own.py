@@ -151,7 +151,6 @@ class OwnCampaign(Campaign):
 
     @property
     def config(self) -> Config:
-        """See `Campaign.config`."""
         return self.app.config
 
     def bare_system(self, index: Index, store: CampaignStore) -> Rag:
@@ -206,7 +205,6 @@ class OwnMembershipCampaign(OwnCampaign):
     two_worlds: bool = True
 
     async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
-        """See `Campaign.prepare`."""
         section, split, before = self.config.redteam, self.split or self._split(), self.app.index.digests(self.tenant)
         attacks = build_attacks(self.config, self.config.folder)
         directory = self.open_directory(self.fingerprint(split.fingerprint))
@@ -318,7 +316,6 @@ class OwnExtractionCampaign(OwnCampaign):
     stem: ClassVar[str] = CRAWL
 
     async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
-        """See `Campaign.prepare`."""
         self.app.require_documents(self.tenant)
         index = self.app.index
         digests = index.digests(self.tenant)

@@ -157,12 +157,10 @@ class ProbeRunner(AttackRunner):
 
     @property
     def complete(self) -> bool:
-        """See `AttackRunner.complete`."""
         searched = self.finder is None or self._personal_data is not None
         return searched and self._finished.issuperset(self._probes)
 
     def judge(self) -> CampaignResult:
-        """See `AttackRunner.judge`."""
         results = [
             probe_result(name, variant, self.attacks[name].paper, self._trials.get((name, variant), ()))
             for name, variant in self._probes
@@ -210,7 +208,6 @@ class OwnProbeCampaign(OwnCampaign):
     stem: ClassVar[str] = PROBE
 
     async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
-        """See `Campaign.prepare`."""
         section, before = self.config.redteam, self.app.index.digests(self.tenant)
         source, questions = self.questions()
         directory = self.open_directory(self.fingerprint([sorted(before.items()), section.probe.questions]))

@@ -26,7 +26,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from casemate.config import PluginSpec
-from casemate.errors import ConfigError, DataError, validation_reason
+from casemate.errors import ConfigError, DataError, first_reason
 from casemate.plugins import build
 from casemate.protocols import InjectionAttack
 from casemate.redteam.campaigns.probe import CONTROLS, NOT_TESTED
@@ -256,6 +256,4 @@ def _row(path: Path, number: int, entry: Any) -> _Row | None:
     try:
         return _Row.model_validate({**entry, "key": key})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(f"{path}, result {number}, {where}: {validation_reason(first)}") from error
+        raise DataError(f"{path}, result {number}, {first_reason(error)}") from error

@@ -40,7 +40,7 @@ from pydantic import (
 )
 
 from casemate.config import PluginSpec
-from casemate.errors import CasemateError, DataError, validation_reason
+from casemate.errors import CasemateError, DataError, first_reason
 from casemate.plugins import build
 from casemate.protocols import MembershipAttack
 from casemate.rag.corpus import read_lines
@@ -161,7 +161,8 @@ def read_recorded(path: Path) -> RecordedSet:
             else:
                 about |= row
         except (ValueError, TypeError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: no recorded trial ({_reason(error)}); {HELP}") from error
+            why = first_reason(error) if isinstance(error, ValidationError) else f"{type(error).__name__}: {error}"
+            raise DataError(f"{path}, line {number}: no recorded trial ({why}); {HELP}") from error
     if not trials:
         raise DataError(f"{path} contains no recorded trial; {HELP}")
     return RecordedSet(about, tuple(trials))
@@ -235,14 +236,6 @@ class _Halves(dict[tuple[str, bool], Half]):
         self._counts[key[1]] += 1
         self[key] = "B" if self._counts[key[1]] % 2 else "A"
         return self[key]
-
-
-def _reason(error: Exception) -> str:
-    """The first fault of a line, with its field."""
-    if not isinstance(error, ValidationError):
-        return f"{type(error).__name__}: {error}"
-    fault = error.errors()[0]
-    return ": ".join(filter(None, (".".join(map(str, fault["loc"])), validation_reason(fault))))
 
 
 class _EarlierTrials:

@@ -117,7 +117,6 @@ class _BudgetsInMemory(EventStore):
             return {name: float(used) for name, used in self._used.items() if name.startswith(prefix)}
 
     def discard_quotas(self, names: Collection[str]) -> None:
-        """See ``EventStore``."""
         with self._lock:
             for name in names:
                 self._used.pop(name, None)

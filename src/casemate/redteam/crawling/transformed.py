@@ -31,12 +31,10 @@ class TransformedCrawler(ExtractionAttack):
         self.paper = f"{self.attack.paper}; transform {self.transform}"  # type: ignore[misc]
 
     async def extract(self, box: BlackBox, rng: np.random.Generator) -> AsyncIterator[str]:
-        """See ``ExtractionAttack``."""
         async for text in self.attack.extract(_TransformedBox(box, TRANSFORMS[self.transform]), rng):
             yield text
 
     def decode(self, reply: str) -> str:
-        """See ``ExtractionAttack``."""
         return _decode(TRANSFORMS[self.transform], reply)
 
 

@@ -61,18 +61,11 @@ class SupportsAsk(Protocol):
         """Answers one query."""
 
 
-class AskFunction(Protocol):
-    """Sends one question and returns the reply."""
-
-    def __call__(self, text: str) -> Coroutine[Any, Any, Reply]:
-        """See `BlackBox.ask`."""
-
-
 @dataclass(frozen=True, slots=True)
 class MeteredBlackBox:
     """The `BlackBox` that an attack gets: it can ask, and nothing else."""
 
-    ask: AskFunction
+    ask: Callable[[str], Coroutine[Any, Any, Reply]]
 
 
 @dataclass(slots=True)

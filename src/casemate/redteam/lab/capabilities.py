@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from casemate.redteam.lab.results import Check, CheckStatus
 
@@ -35,50 +35,69 @@ ATTACKS: Mapping[str, frozenset[Capability]] = {
     "injector": frozenset({Capability.ANSWERS, Capability.IDS, Capability.INGEST}),
 }
 """Requirements of each kind of attack for its metrics."""
-CHECKS: Mapping[str, frozenset[Capability]] = {
-    "guard_off": frozenset({Capability.GUARD_OFF}),
-    "harmless": frozenset({Capability.GUARD_OFF}),
-    "two_worlds": frozenset({Capability.INGEST, Capability.VERDICTS}),
-    "defense_errors": frozenset({Capability.VERDICTS}),
-    "fresh_clients": frozenset({Capability.CLIENTS}),
+ATTACK_WORKS = "The attack works without the guard"
+BENIGN_UNCHANGED = "Benign questions get the same answers as without the guard"
+NO_TRACE = "Withheld documents leave no trace"
+NO_DEFENSE_FAILED = "No defense failed"
+
+
+class SkippableCheck(NamedTuple):
+    """A check that `redteam.skip_checks` may name.
+
+    Attributes:
+        title: Its name in a report.
+        needs: What it requires of the target.
+        unmet: Why it cannot be made without that, and what to do.
+        skipped: Its entry under "not tested" if it is skipped.
+    """
+
+    title: str
+    needs: frozenset[Capability]
+    unmet: str
+    skipped: str
+
+
+CHECKS: Mapping[str, SkippableCheck] = {
+    "guard_off": SkippableCheck(
+        ATTACK_WORKS,
+        frozenset({Capability.GUARD_OFF}),
+        "the target cannot be asked with its guard off; set redteam.target_off",
+        "The target without its guard: the strength of the attacks on it is unknown.",
+    ),
+    "harmless": SkippableCheck(
+        BENIGN_UNCHANGED,
+        frozenset({Capability.GUARD_OFF}),
+        "the guard's cost for benign users requires the same target with its guard off; set redteam.target_off",
+        "The guard's cost for benign users.",
+    ),
+    "two_worlds": SkippableCheck(
+        NO_TRACE,
+        frozenset({Capability.INGEST, Capability.VERDICTS}),
+        "the two-world audit requires that the lab can remove documents and observe what was withheld; run against "
+        "redteam.target: own",
+        "Whether a withheld document leaves a trace in the context.",
+    ),
+    "defense_errors": SkippableCheck(
+        NO_DEFENSE_FAILED,
+        frozenset({Capability.VERDICTS}),
+        "the target does not report whether a defense failed; check its logs",
+        "Whether a defense of the target failed during the attack.",
+    ),
+    "fresh_clients": SkippableCheck(
+        "New client names do not help the attacker",
+        frozenset({Capability.CLIENTS}),
+        "the target does not receive client names, so an attacker with a new name for each text was not tested; put "
+        "{client} where the target reads the client's name, or set redteam.identity: campaign to test an attacker with "
+        "one name",
+        "An attacker with a new client name for each text.",
+    ),
 }
-"""Requirements of each check, by its name in `redteam.skip_checks`."""
-UNMET_REASONS: Mapping[str, str] = {
-    "guard_off": "the target cannot be asked with its guard off; set redteam.target_off",
-    "harmless": "the guard's cost for benign users requires the same target with its guard off; set redteam.target_off",
-    "two_worlds": "the two-world audit requires that the lab can remove documents and observe what was withheld; run "
-    "against redteam.target: own",
-    "defense_errors": "the target does not report whether a defense failed; check its logs",
-    "fresh_clients": "the target does not receive client names, so an attacker with a new name for each text was not "
-    "tested; put {client} where the target reads the client's name, or set redteam.identity: campaign to test an "
-    "attacker with one name",
-}
-"""Why a check could not be made, and what to do."""
-SKIPPED_CHECKS: Mapping[str, str] = {
-    "guard_off": "The target without its guard: the strength of the attacks on it is unknown.",
-    "harmless": "The guard's cost for benign users.",
-    "two_worlds": "Whether a withheld document leaves a trace in the context.",
-    "defense_errors": "Whether a defense of the target failed during the attack.",
-    "fresh_clients": "An attacker with a new client name for each text.",
-}
-"""Skipped checks, as the report lists them under "not tested"."""
+"""By their names in `redteam.skip_checks`."""
 NO_BARE_TARGET = "Whether the target has a guard at all: 'guard on' is the target as its users see it."
 """Must be reported for a target that has no guard-off variant."""
 
 ANSWERS_FROM_COLLECTION = "answers from its collection"
 """End of the name of the check of benign questions."""
-ATTACK_WORKS = "The attack works without the guard"
-BENIGN_UNCHANGED = "Benign questions get the same answers as without the guard"
-NO_TRACE = "Withheld documents leave no trace"
-NO_DEFENSE_FAILED = "No defense failed"
-CHECK_NAMES = {
-    "guard_off": ATTACK_WORKS,
-    "harmless": BENIGN_UNCHANGED,
-    "two_worlds": NO_TRACE,
-    "defense_errors": NO_DEFENSE_FAILED,
-    "fresh_clients": "New client names do not help the attacker",
-}
-"""Names of the `CHECKS` in a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +109,13 @@ class NotObservable:
 
     def covers(self, name: str) -> bool:
         """Whether the check with this name in a report is not made."""
-        return any(CHECK_NAMES[key] == name for key in (*self.unmet, *self.skipped))
+        return any(CHECKS[key].title == name for key in (*self.unmet, *self.skipped))
 
     def checks(self) -> Iterator[Check]:
         """An INCONCLUSIVE check for each unmet one."""
         for key, why in self.unmet.items():
             text = f"This check is not possible on this target: {why}"
-            yield Check(CHECK_NAMES[key], CheckStatus.INCONCLUSIVE, None, None, text)
+            yield Check(CHECKS[key].title, CheckStatus.INCONCLUSIVE, None, None, text)
 
 
 def external_capabilities(target: Any, *provided: Capability) -> frozenset[Capability]:
@@ -114,7 +133,7 @@ def unmet_checks(can: Collection[Capability], skipped: Collection[str]) -> dict[
     ['defense_errors', 'fresh_clients']
     """
     return {
-        name: f"{UNMET_REASONS[name]}; or add {name} to redteam.skip_checks"
-        for name, needed in CHECKS.items()
-        if name not in skipped and not needed.issubset(can)
+        name: f"{check.unmet}; or add {name} to redteam.skip_checks"
+        for name, check in CHECKS.items()
+        if name not in skipped and not check.needs.issubset(can)
     }

@@ -180,7 +180,7 @@ def membership_metrics(trials: Sequence[Trial], half: Mapping[str, Half], guarde
     The true positive rates use these candidates' own best threshold, and their intervals cover only the sampling of
     members: with ten allowed false positives or fewer they are coarse. ``guarded``: withheld documents are measured.
     """
-    if not enough_trials(trials, half):
+    if missing_trials(trials, half):
         return None
     fitted = cross_fit(trials, half)
     members, others = fitted.score[fitted.member], fitted.score[~fitted.member]
@@ -284,11 +284,6 @@ def _auc_drop(off: Sequence[Trial], on: Sequence[Trial], half: Mapping[str, Half
         scores.append([[score for _, member, score in found if member is kind] for kind in (True, False)])
     (a, b), (c, d) = scores
     return stats.paired_bootstrap(metrics.auc, (a, b), (c, d), SEED) if a and b else None
-
-
-def enough_trials(trials: Sequence[Trial], half: Mapping[str, Half]) -> bool:
-    """Whether each half has enough members and non-members to fit a decision rule on it."""
-    return not missing_trials(trials, half)
 
 
 def missing_trials(trials: Sequence[Trial], half: Mapping[str, Half]) -> str:

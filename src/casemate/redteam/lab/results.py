@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from casemate.errors import DataError, validation_reason
+from casemate.errors import DataError, first_reason
 from casemate.maths.stats import Estimate
 
 FORMAT = 1
@@ -545,21 +545,12 @@ def load_result(path: Path) -> CampaignResult:
             raise DataError(f"{path} has report format {raw.get('format')!r}; this version reads {FORMAT}")
         result = TypeAdapter(CampaignResult).validate_python(raw)
     except (OSError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise DataError(
-            f"{path} is no report of 'casemate redteam run', 'crawl' or 'probe': {_describe(error)}"
-        ) from error
+        why = first_reason(error) if isinstance(error, ValidationError) else error
+        raise DataError(f"{path} is no report of 'casemate redteam run', 'crawl' or 'probe': {why}") from error
     invalid = [rate for rate in _rates(result) if not rate.low <= rate.high or not all(map(math.isfinite, rate))]
     if invalid:
         raise DataError(f"{path} holds an invalid rate: {tuple(invalid[0])}")
     return result
-
-
-def _describe(error: Exception) -> str:
-    """The first validation error, or the error itself."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {validation_reason(first)}"
 
 
 def _rates(part: Any) -> Iterator[Estimate]:

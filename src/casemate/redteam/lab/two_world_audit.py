@@ -86,7 +86,6 @@ class IndexWithout(Index):
         """Does nothing: the index is open."""
 
     def search(self, vector: Vector, k: int, tenant: str = DEFAULT_TENANT) -> Retrieval:
-        """See `Index.search`."""
         if tenant != self._tenant:
             return self._index.search(vector, k, tenant)
         found = self._index.search(vector, k + len(self._chunks.ids), tenant)
@@ -94,7 +93,6 @@ class IndexWithout(Index):
         return Retrieval(hits, self.moments(tenant).similarity_stats(np.asarray(vector, np.float32)))
 
     def moments(self, tenant: str = DEFAULT_TENANT) -> CorpusMoments:
-        """See `Index.moments`."""
         if tenant != self._tenant:
             return self._index.moments(tenant)
         if self._moments is None:  # takes milliseconds, and each question needs them
@@ -102,27 +100,22 @@ class IndexWithout(Index):
         return self._moments
 
     def digests(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, str]:
-        """See `Index.digests`."""
         removed = self._sources if tenant == self._tenant else ()
         return {source: digest for source, digest in self._index.digests(tenant).items() if source not in removed}
 
     def tenants(self) -> Sequence[str]:
-        """See `Index.tenants`."""
         return [t for t in self._index.tenants() if self.digests(t)]
 
     def scan(self, tenant: str = DEFAULT_TENANT) -> Iterator[tuple[Sequence[Document], Vector]]:
-        """See `Index.scan`."""
         for documents, vectors in self._index.scan(tenant):
             kept = [i for i, d in enumerate(documents) if tenant != self._tenant or d.source not in self._sources]
             if kept:
                 yield [documents[i] for i in kept], vectors[kept]
 
     def warm(self, tenant: str = DEFAULT_TENANT) -> None:
-        """See `Index.warm`."""
         self._index.warm(tenant)
 
     def check(self) -> Sequence[str]:
-        """See `Index.check`."""
         return self._index.check()
 
     def add(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from casemate.redteam.lab.experiment import Experiment
 from casemate.redteam.lab.extraction_experiment import CrawlTrace
 from casemate.redteam.lab.fitting import cross_fit
-from casemate.redteam.lab.judge import OFF, ON, enough_trials
+from casemate.redteam.lab.judge import OFF, ON, missing_trials
 from casemate.redteam.lab.results import AttackSession, Crawl, RedactedExchange, SessionSide
 from casemate.redteam.lab.store import Exchange
 from casemate.redteam.reporting.text import redact
@@ -189,7 +189,7 @@ def _without_exchanges(experiment: Experiment) -> Iterator[AttackSession]:
     done, half = experiment.trials().done, experiment.split.half
     sides: defaultdict[tuple[str, str, bool], dict[str, SessionSide]] = defaultdict(dict)
     for (attack, target), trials in done.items():
-        predicted = cross_fit(trials, half).predicted.tolist() if enough_trials(trials, half) else [None] * len(trials)
+        predicted = [None] * len(trials) if missing_trials(trials, half) else cross_fit(trials, half).predicted.tolist()
         for trial, guess in zip(trials, predicted, strict=True):
             side = SessionSide(guess, trial.questions, trial.hidden, trial.flagged)
             sides[attack, trial.candidate, trial.member][target] = side
