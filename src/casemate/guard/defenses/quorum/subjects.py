@@ -52,7 +52,7 @@ class Subject:
 
     Attributes:
         words: Stems of words that are required.
-        pairs: Stems of words that are required as neighbors: one of them may also be an ordinary word.
+        pairs: Stems of ordinary words that are required as neighbors, as in *Grace Long*.
         codes: Patterns of codes, such as customer numbers, with any separators.
         stretches: In scripts without spaces, runs of neighboring clusters in pairs. See ``MAX_MISSING``.
         known: Whether the question's language is known: it has an ordinary word. Otherwise ``words`` has only names
@@ -79,9 +79,15 @@ class Subject:
         caseless = any(w.isalpha() and w.upper() == w.lower() and not is_spaceless(w) for w in rest)
         known = not caseless and (len(cased) <= 2 or any(word_kind(w) is WordKind.ORDINARY for w in cased))
         found = [*_names(_without(text, codes))] if known else []
+        near = [
+            pair
+            for pair in found
+            if all(word_kind(word) is WordKind.EITHER for word in pair) or not ALL_FUNCTION_WORDS.isdisjoint(pair)
+        ]
         words = {w for w in cased if known and word_kind(w) is WordKind.UNLISTED and len(w) > 1}
+        words.update(word for pair in found if pair not in near for word in pair)
         words.update(part for name in named for part in _WORD.findall(name) if len(part) > 1)
-        pairs = tuple((stem(a), stem(b)) for a, b in found)
+        pairs = tuple((stem(a), stem(b)) for a, b in near)
         stretches = (run for word in rest if is_spaceless(word) for run in asked_stretches(word))
         return cls(frozenset(map(stem, words)), pairs, tuple(map(_pattern, codes)), (*stretches,), known)
 
