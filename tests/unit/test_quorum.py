@@ -579,6 +579,12 @@ def test_where_nothing_marks_names_a_unit_needs_more_words(question):
     assert AskedQuestion.of(question).least == UNMARKED_COVERAGE
 
 
+def test_in_a_language_without_a_list_a_unit_about_another_person_is_found_by_its_capitals():
+    asked = AskedQuestion.of("w jakim dziale pracuje zofia wójcik?")
+    assert asked.subject.is_missing("Zofia Lis pracuje w dziale zakupów. W jakim mieście?")
+    assert not asked.subject.is_missing("Zofia Wójcik pracuje w dziale zakupów.")
+
+
 @pytest.mark.parametrize(
     ("question", "other"),
     [("คลินิกบางแก้วเปิดกี่โมง", "คลินิกดอนทรายเปิดกี่โมง"), ("北河图书馆有多少本书", "南山图书馆有多少本书")],

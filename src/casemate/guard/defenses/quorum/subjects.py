@@ -8,10 +8,11 @@ never on other units. Otherwise, the presence of a record would decide whether o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
+from typing import NamedTuple
 
 from casemate.text.function_words import ALL_FUNCTION_WORDS
 from casemate.text.ordinary_words import WordKind, word_kind
@@ -38,6 +39,8 @@ MAX_MISSING = 1
 Where words are in another order, one pair is missing. Where a name is another one, two or more are
 (``benchmarks/unspaced.py``).
 """
+KNOWN, MIN_WORDS = 1 / 3, 2
+"""Share of listed words in a question whose language is known, at least. Up to ``MIN_WORDS`` words need none."""
 _CODE_LETTERS, _CODE_DIGITS = 3, 5
 """Letters of a part of a code without digits, at most; digits of a code without letters, at least."""
 _CODE_SEPARATOR = re.compile(r"[ ./_:\\-]{0,3}")
@@ -54,9 +57,11 @@ class Subject:
         words: Stems of words that are required.
         pairs: Stems of ordinary words that are required as neighbors, as in *Grace Long*.
         codes: Patterns of codes, such as customer numbers, with any separators.
-        stretches: In scripts without spaces, runs of neighboring clusters in pairs. See ``MAX_MISSING``.
-        known: Whether the question's language is known: it has an ordinary word. Otherwise ``words`` has only names
-            whose words have a capital.
+        stretches: In scripts without spaces, pairs of neighboring clusters in a row. See ``MAX_MISSING``.
+        known: Whether the question's language is known: a share of ``KNOWN`` of its words is listed. Otherwise
+            ``words`` has only names whose words have a capital.
+        neighbors: Stems of neighboring words, if the language is not known. A unit that writes one of them with a
+            capital only and lacks the other one is about another person with this name.
     """
 
     words: frozenset[str]
@@ -64,9 +69,10 @@ class Subject:
     codes: tuple[re.Pattern[str], ...]
     stretches: tuple[tuple[str, ...], ...]
     known: bool
+    neighbors: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, text: str, named: Iterator[str]) -> Subject:
+    def of(cls, text: str, named: Iterable[str]) -> Subject:
         """Reads a question.
 
         Args:
@@ -74,32 +80,40 @@ class Subject:
             named: Words of names of several words with capitals, in lower case.
         """
         codes = [*_codes(text)]
-        rest = _WORD.findall(_without(text, codes))
-        cased = [w for w in map(str.lower, rest) if w.upper() != w and not is_spaceless(w)]
-        caseless = any(w.isalpha() and w.upper() == w.lower() and not is_spaceless(w) for w in rest)
-        known = not caseless and (len(cased) <= 2 or any(word_kind(w) is WordKind.ORDINARY for w in cased))
-        found = [*_names(_without(text, codes))] if known else []
-        near = [
-            pair
-            for pair in found
-            if all(word_kind(word) is WordKind.EITHER for word in pair) or not ALL_FUNCTION_WORDS.isdisjoint(pair)
-        ]
-        words = {w for w in cased if known and word_kind(w) is WordKind.UNLISTED and len(w) > 1}
-        words.update(word for pair in found if pair not in near for word in pair)
+        text = _without(text, codes)
+        read = _WORD.findall(text)
+        spaced = [word.lower() for word in read if word.isalpha() and not is_spaceless(word)]
+        known = _is_known(spaced)
+        pairs, words = _names(text) if known else ([], set[str]())
         words.update(part for name in named for part in _WORD.findall(name) if len(part) > 1)
-        pairs = tuple((stem(a), stem(b)) for a, b in near)
-        stretches = (run for word in rest if is_spaceless(word) for run in asked_stretches(word))
-        return cls(frozenset(map(stem, words)), pairs, tuple(map(_pattern, codes)), (*stretches,), known)
+        return cls(
+            words=frozenset(map(stem, words)),
+            pairs=tuple((stem(one), stem(other)) for one, other in pairs),
+            codes=tuple(map(_pattern, codes)),
+            stretches=tuple(run for word in read if is_spaceless(word) for run in asked_stretches(word)),
+            known=known,
+            neighbors=() if known else tuple(pairwise(map(stem, spaced))),
+        )
 
     def is_missing(self, text: str) -> bool:
         """Whether a text is about another subject."""
-        words, places = _read(text)
-        if not self.words <= words or not all(code.search(text) for code in self.codes):
+        read = _read(text)
+        if not self.words <= read.words or not all(code.search(text) for code in self.codes):
             return True
-        if not all(_are_near(places, *pair) for pair in self.pairs):
+        if not all(_are_near(read.places, *pair) for pair in self.pairs):
             return True
-        parts = _spaceless_parts(text) if self.stretches else words
+        if any(len(held := [*read.words.intersection(pair)]) == 1 and held[0] in read.names for pair in self.neighbors):
+            return True
+        parts = _spaceless_parts(text) if self.stretches else read.words
         return any(_longest_missing(stretch, parts) > MAX_MISSING for stretch in self.stretches)
+
+
+class _Text(NamedTuple):
+    """Stems of the words of a text, also in order, and of those that it writes with a capital only."""
+
+    words: frozenset[str]
+    places: tuple[str, ...]
+    names: frozenset[str]
 
 
 def visible(text: str) -> str:
@@ -108,9 +122,11 @@ def visible(text: str) -> str:
 
 
 @lru_cache(maxsize=_CACHED)
-def _read(text: str) -> tuple[frozenset[str], tuple[str, ...]]:
-    places = tuple(map(stem, _WORD.findall(text.lower())))
-    return frozenset(places), places
+def _read(text: str) -> _Text:
+    written = _WORD.findall(text)
+    places = tuple(stem(word.lower()) for word in written)
+    lower = {place for word, place in zip(written, places, strict=True) if not word[0].isupper()}
+    return _Text(frozenset(places), places, frozenset(places) - lower)
 
 
 @lru_cache(maxsize=_CACHED)
@@ -127,19 +143,45 @@ def _are_near(places: tuple[str, ...], one: str, other: str) -> bool:
     return any(other in places[max(0, i - _NEAR) : i] + places[i + 1 : i + 1 + _NEAR] for i in firsts)
 
 
-def _names(text: str) -> Iterator[tuple[str, str]]:
-    """Neighboring words that may be names, of which one may be an ordinary word: *grace long*."""
-    for sentence in (part for s in sentences(text) for part in s.split("@")):
-        last, before = "", "when"
-        for word in _WORD.findall(sentence.lower()):
-            if len(word) == 1 or (last and word in _PARTICLES):
+def _is_known(words: Sequence[str]) -> bool:
+    """Whether the language of a question is known. Scripts without letter case have no lists."""
+    listed = sum(word_kind(word) is not WordKind.UNLISTED for word in words)
+    cased = all(word.upper() != word for word in words)
+    return cased and (len(words) <= MIN_WORDS or listed >= KNOWN * len(words))
+
+
+def _names(text: str) -> tuple[list[tuple[str, str]], set[str]]:
+    """Ordinary words that may be a name with their neighbor, and single words that are required.
+
+    A word that may be a name is required if it is no ordinary word, or has such a neighbor. Two ordinary words, such as
+    *grace long*, must be neighbors in the unit, too: it may contain both for other reasons.
+    """
+    pairs, words = list[tuple[str, str]](), set[str]()
+    for run in _possible_names(text):
+        words.update(word for word in run if word_kind(word) is WordKind.UNLISTED)
+        for pair in pairwise(run):
+            if all(word_kind(word) is WordKind.EITHER for word in pair) or not ALL_FUNCTION_WORDS.isdisjoint(pair):
+                pairs.append(pair)
+            else:
+                words.update(pair)
+    return pairs, words
+
+
+def _possible_names(text: str) -> Iterator[list[str]]:
+    """Runs of neighboring words that may be names, in lower case, without initials and particles."""
+    for part in (part for sentence in sentences(text) for part in sentence.lower().split("@")):
+        run, before = list[str](), "when"
+        for word in _WORD.findall(part):
+            if len(word) == 1 or is_spaceless(word) or (run and word in _PARTICLES):
                 continue
             auxiliary = word in ALL_FUNCTION_WORDS and before in _INTERROGATIVES
-            kind = WordKind.ORDINARY if auxiliary or word[0].isdigit() else word_kind(word)
-            before, name = word, "" if kind is WordKind.ORDINARY else word
-            if last and name and WordKind.EITHER in (kind, word_kind(last)):
-                yield last, name
-            last = name
+            if auxiliary or not word.isalpha() or word_kind(word) is WordKind.ORDINARY:
+                yield run
+                run = []
+            else:
+                run.append(word)
+            before = word
+        yield run
 
 
 def _codes(text: str) -> Iterator[str]:
