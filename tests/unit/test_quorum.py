@@ -536,10 +536,19 @@ def test_a_code_is_the_same_in_any_spelling_and_no_other_one(asked, written):
 
 
 @pytest.mark.parametrize(
+    ("number", "other"), [("4711", "4712"), ("1,200", "200"), ("+49 170 1234567", "170 1234567"), ("RE 2024/7", "2024")]
+)
+def test_a_number_is_required(number, other):
+    subject = AskedQuestion.of(f"Who is the customer with the number {number}?").subject
+    assert not subject.is_missing(f"Ann is a customer, number {number}.")
+    assert subject.is_missing(f"Ann is a customer, number {other}.")
+
+
+@pytest.mark.parametrize(
     "question",
     ["What opened in 1932?", "What lasted from 2004 to 2005?", "When is 7 May 2020, 10:30?", "Is 2 kg much?"],
 )
-def test_years_times_and_amounts_are_no_codes(question):
+def test_years_times_and_small_numbers_are_not_required(question):
     assert AskedQuestion.of(question).subject.codes == ()
 
 
@@ -589,9 +598,11 @@ def test_in_a_language_without_a_list_a_unit_about_another_person_is_found_by_it
     ("question", "other"),
     [("คลินิกบางแก้วเปิดกี่โมง", "คลินิกดอนทรายเปิดกี่โมง"), ("北河图书馆有多少本书", "南山图书馆有多少本书")],
 )
-def test_a_name_is_missing_in_scripts_without_spaces(question, other):
+def test_a_name_is_missing_in_scripts_without_spaces(question, other, monkeypatch):
     subject = AskedQuestion.of(question).subject
     assert subject.is_missing(other) and not subject.is_missing(question)
+    monkeypatch.setattr("casemate.guard.defenses.quorum.subjects.MAX_MISSING", 9)
+    assert not subject.is_missing(other)
 
 
 @pytest.mark.parametrize("question", ["Who is Will Lee?", "Is Ann in IT?", "What is Vitamin A?", "Describe Will Lee."])

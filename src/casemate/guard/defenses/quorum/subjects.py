@@ -41,11 +41,12 @@ Where words are in another order, one pair is missing. Where a name is another o
 """
 KNOWN, MIN_WORDS = 1 / 3, 2
 """Share of listed words in a question whose language is known, at least. Up to ``MIN_WORDS`` words need none."""
-_CODE_LETTERS, _CODE_DIGITS = 3, 5
-"""Letters of a part of a code without digits, at most; digits of a code without letters, at least."""
-_CODE_SEPARATOR = re.compile(r"[ ./_:\\-]{0,3}")
+_CODE_LETTERS, _CODE_DIGITS = 3, 3
+"""Letters of a part of a code without digits, at most; digits of a number that is required, at least."""
+_CODE_SEPARATOR = re.compile(r"[ ./_:\\-]{0,3}|,")
 _YEAR = re.compile(r"(?:1\d|20)\d\d")
-_NUMBER = re.compile(r"\d+(?:[.,:]\d+)*%?")
+_QUANTITY = re.compile(r"\d+[.:]\d+%?")
+"""A time, or a number with decimals."""
 _CACHED = 4096
 
 
@@ -210,10 +211,9 @@ def _code(text: str, group: list[re.Match[str]]) -> Iterator[str]:
     if not any(map(str.isdigit, "".join(run[0] for run in group))):
         return
     written = text[group[0].start() : group[-1].end()]
-    digits = sum(map(str.isdigit, written))
     years = all(_YEAR.fullmatch(run[0]) for run in group)
-    plain = _NUMBER.fullmatch(written) is not None and digits < _CODE_DIGITS
-    if not (years or plain):
+    small = written.isdigit() and len(written) < _CODE_DIGITS
+    if not (years or small or _QUANTITY.fullmatch(written)):
         yield written
 
 
