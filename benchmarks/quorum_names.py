@@ -32,7 +32,7 @@ from casemate.guard.defenses.quorum.subjects import Subject
 from casemate.maths.stats import clopper_pearson
 from casemate.types import Document, Hit, Query, Retrieval, Secret, SimilarityStats, Vector
 
-SIZE, PERSONS, QUESTIONS, HITS = 250, 24, 2, 140
+SIZE, PERSONS, QUESTIONS, HITS = 250, 16, 2, 140
 """Documents; persons asked about; questions about each; most hits of a search."""
 COMMON, OFTEN, FREQUENT, STATED = 0.5, 30, 5, 7
 """Share of persons with one of the first ``FREQUENT`` first names, and of other persons in a document who are one of

@@ -508,13 +508,11 @@ def test_records_about_others_would_be_heard_without_the_subject(writing, monkey
         no_record_decides_about_another([("vesna", "ashgrove"), *(("vesna", name) for name in LAST_NAMES[1:])], writing)
 
 
-@pytest.mark.parametrize("last", LAST_NAMES)
 @pytest.mark.parametrize("writing", WRITINGS)
-def test_records_about_the_person_are_heard_in_any_writing(writing, last):
-    starts = ("Note:", "Today", "Again")
-    texts = [f"{start} Vesna {last.title()} lives at 7 Mill Lane. {words_of(writing)}" for start in starts]
-    asked = AskedQuestion.of(named(writing, "vesna", last))
-    assert not any(map(asked.subject.is_missing, texts))
+def test_records_about_the_person_are_heard_in_any_writing(writing):
+    for last in LAST_NAMES:
+        text = f"Today Vesna {last.title()} lives at 7 Mill Lane. {words_of(writing)}"
+        assert not AskedQuestion.of(named(writing, "vesna", last)).subject.is_missing(text)
 
 
 @pytest.mark.parametrize("writing", WRITINGS[:9])
@@ -527,12 +525,12 @@ SPELLINGS = ("K-4711-82", "k-4711-82", "K 4711 82", "k 4711 82", "K.4711.82", "K
 
 
 @pytest.mark.parametrize("asked", SPELLINGS)
-@pytest.mark.parametrize("written", SPELLINGS)
-def test_a_code_is_the_same_in_any_spelling_and_no_other_one(asked, written):
+def test_a_code_is_the_same_in_any_spelling_and_no_other_one(asked):
     subject = AskedQuestion.of(f"Which card has the customer {asked}?").subject
-    assert not subject.is_missing(f"The customer {written} has a card.")
-    assert subject.is_missing(f"The customer {written}1 has a card.")
-    assert subject.is_missing(f"The customer {written.replace('82', '83')} has a card.")
+    for written in SPELLINGS:
+        assert not subject.is_missing(f"The customer {written} has a card.")
+        assert subject.is_missing(f"The customer {written}1 has a card.")
+        assert subject.is_missing(f"The customer {written.replace('82', '83')} has a card.")
 
 
 @pytest.mark.parametrize(
@@ -542,6 +540,12 @@ def test_a_number_is_required(number, other):
     subject = AskedQuestion.of(f"Who is the customer with the number {number}?").subject
     assert not subject.is_missing(f"Ann is a customer, number {number}.")
     assert subject.is_missing(f"Ann is a customer, number {other}.")
+
+
+def test_a_mail_address_is_required():
+    subject = AskedQuestion.of("Which card does mark.bell@post.com hold?").subject
+    assert not subject.is_missing("Contact: Mark.Bell@post.com.")
+    assert subject.is_missing("Mark Bell has no address. Another one: ann.bell@post.com.")
 
 
 @pytest.mark.parametrize(
@@ -567,6 +571,8 @@ def test_an_ordinary_word_is_not_required(question, monkeypatch):
         ("where does grace long live?", "", [("grace", "long")]),
         ("how long will vesna stay?", "vesna", [("will", "vesna")]),
         ("when will frank arrive?", "", []),
+        ("Who is Grace? Will she come?", "", []),  # neighbors are in one sentence
+        ("where does ves\xadna\u200bashgrove live?", "vesna ashgrove", []),
         ("where does ann de la cruz live?", "ann cruz", []),
         ("What is Ann Lee's salary?", "ann lee", []),
         ("Did Ann Lee work for the New York Times?", "ann lee new york times", []),

@@ -44,6 +44,7 @@ KNOWN, MIN_WORDS = 1 / 3, 2
 _CODE_LETTERS, _CODE_DIGITS = 3, 3
 """Letters of a part of a code without digits, at most; digits of a number that is required, at least."""
 _CODE_SEPARATOR = re.compile(r"[ ./_:\\-]{0,3}|,")
+_ADDRESS = re.compile(r"[\w.+-]{1,64}@[\w.-]{0,250}\w")
 _YEAR = re.compile(r"(?:1\d|20)\d\d")
 _QUANTITY = re.compile(r"\d+[.:]\d+%?")
 """A time, or a number with decimals."""
@@ -57,7 +58,7 @@ class Subject:
     Attributes:
         words: Stems of words that are required.
         pairs: Stems of ordinary words that are required as neighbors, as in *Grace Long*.
-        codes: Patterns of codes, such as customer numbers, with any separators.
+        codes: Patterns of codes, such as customer numbers and mail addresses, with any separators.
         stretches: In scripts without spaces, pairs of neighboring clusters in a row. See ``MAX_MISSING``.
         known: Whether the question's language is known: a share of ``KNOWN`` of its words is listed. Otherwise
             ``words`` has only names whose words have a capital.
@@ -170,9 +171,9 @@ def _names(text: str) -> tuple[list[tuple[str, str]], set[str]]:
 
 def _possible_names(text: str) -> Iterator[list[str]]:
     """Runs of neighboring words that may be names, in lower case, without initials and particles."""
-    for part in (part for sentence in sentences(text) for part in sentence.lower().split("@")):
+    for sentence in sentences(text):
         run, before = list[str](), "when"
-        for word in _WORD.findall(part):
+        for word in _WORD.findall(sentence.lower()):
             if len(word) == 1 or is_spaceless(word) or (run and word in _PARTICLES):
                 continue
             auxiliary = word in ALL_FUNCTION_WORDS and before in _INTERROGATIVES
@@ -186,7 +187,9 @@ def _possible_names(text: str) -> Iterator[list[str]]:
 
 
 def _codes(text: str) -> Iterator[str]:
-    """Codes of a question as written: parts with digits, and short parts without, that follow each other."""
+    """Codes of a question as written: addresses, and parts with digits and short parts without that are neighbors."""
+    yield from _ADDRESS.findall(text)
+    text = _ADDRESS.sub(" ? ", text)
     group: list[re.Match[str]] = []
     for run in _RUN.finditer(text):
         part = _is_code_part(run[0])
