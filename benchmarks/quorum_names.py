@@ -58,7 +58,7 @@ NAMES: Mapping[str, tuple[str, Change]] = {
     "surname first, lower case": ("{l}, {f}", str.lower),
     "initial, lower case": ("{f} k. {l}", str.lower),
     "title, lower case": ("dr {f} {l}", str.lower),
-    "beside a capital": ("{f} {l}", lambda text: text.lower().rstrip(" ?") + " at Acme?"),
+    "beside a capital": ("{f} {l}", lambda text: text.lower().rstrip(" ?") + " on Monday?"),
     **{f"joined by {s!a}": (f"{{l}}{s}{{f}}", str.lower) for s in ("/", ": ", ";", "_", ".", "\u200b")},
     "in brackets": ("{l} ({f})", str.lower),
     "first name alone": ("{f}", str.lower),
