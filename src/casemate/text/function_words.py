@@ -60,6 +60,8 @@ _FUNCTION_WORDS = {_ENGLISH: STOP_WORDS - NEGATIONS} | {
 }
 ENGLISH = _FUNCTION_WORDS[_ENGLISH]
 """English function words."""
+ALL_FUNCTION_WORDS = NEGATIONS.union(*_FUNCTION_WORDS.values())
+"""Function words and negations of all languages."""
 _LANGUAGES_OF = {
     word: tuple(name for name, listed in _FUNCTION_WORDS.items() if word in listed)
     for word in frozenset().union(*_FUNCTION_WORDS.values())
@@ -106,19 +108,6 @@ def _counts(text: str) -> Counter[str]:
         elided = len(_ELIDED.findall(read))
         counts.update(dict.fromkeys(_ELIDING, elided))
     return counts
-
-
-def is_english(text: str) -> bool:
-    """Whether no other language has more function words in a text, and it has one, or ASCII characters only.
-
-    Unlike ``languages_of``, one function word decides.
-
-    >>> [is_english(text) for text in ("where is müller?", "vesna salary", "wo ist vesna?", "gehałt müller")]
-    [True, True, False, False]
-    """
-    counts = _counts(text)
-    most = max(counts.values(), default=0)
-    return counts[_ENGLISH] == most if most else text.isascii()
 
 
 @lru_cache(maxsize=_CACHED)

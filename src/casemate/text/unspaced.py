@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from casemate.text.tokens import FunctionCache
@@ -150,6 +150,16 @@ def asked_parts(run: str) -> frozenset[str]:
         else:
             parts.add(cluster.text + after.text)
     return frozenset(parts)
+
+
+def asked_stretches(run: str) -> list[tuple[str, ...]]:
+    """Returns the pairs of neighboring clusters of each part of a question's run of letters between function words.
+
+    >>> asked_stretches("北桥是什么时候开放的")
+    [('北桥',), ('开放',)]
+    """
+    parts = [[c.text for c in part] for function, part in groupby(clusters(run), lambda c: c.function) if not function]
+    return [tuple(a + b for a, b in pairwise(part)) for part in parts if len(part) > 1]
 
 
 class Piece(NamedTuple):

@@ -11,13 +11,13 @@ import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
+from casemate.guard.defenses.quorum.subjects import Subject, visible
 from casemate.text.answering import TYPES, Question
-from casemate.text.function_words import ENGLISH, function_words, is_english, languages_of, without_elision
+from casemate.text.function_words import ALL_FUNCTION_WORDS, ENGLISH, function_words, languages_of, without_elision
 from casemate.text.markup import without_escapes, without_links
-from casemate.text.ordinary_words import may_be_name
 from casemate.text.sentences import sentences
 from casemate.text.tokens import LETTERS, UNSPACED, FunctionCache, stem
 from casemate.text.unspaced import SPACELESS, Piece, asked_parts, is_spaceless, pieces, spans, text_parts
@@ -43,22 +43,19 @@ _NUMBERING = re.compile(
     r"([ \t>#]*(?:[-*+•][ \t]{1,9})?)(?:\d{1,3}[.)]|\((?:\d{1,3}|[a-z]{1,3})\)|[a-z]{1,2}\))(?=[ \t]+\S)"
 )
 """The number or letter of a list item or paragraph: it counts items, and is no number that the text states."""
-_INITIAL = re.compile(r"(?<=\w) [^\W\d_](?:\.|(?=\s))(?=\s\w)")
-"""An initial between two words."""
-_DIGIT = re.compile(r"\d")
 _FIRST_PERSON = frozenset("I I'm I've I'll I'd I’m I’ve I’ll I’d".split())
 _PRONOUNS = _FIRST_PERSON | frozenset("Sie Ihnen Ihr Ihre Ihrem Ihren Ihrer".split())
 """Pronouns with a capital inside a sentence. They are no names."""
-_UNNAMING = ENGLISH - frozenset("a it long may us will".split())
+_UNNAMING = ALL_FUNCTION_WORDS - frozenset("a it long may us will".split())
 """Function words but those that with a capital are parts of names, as in *Will Lee*, *IT* and *Vitamin A*."""
 MIN_COVERAGE = 0.5
 """Share of the question's words that a unit must contain; below it, the unit abstains.
 
 With a smaller share, more questions are answered, and more answers depend on a single unit.
 """
-SPACELESS_COVERAGE = 2 / 3
-"""The same in scripts without spaces, where names have no mark. With half, units about other names do not abstain
-(``benchmarks/unspaced.py``)."""
+UNMARKED_COVERAGE = 2 / 3
+"""The same where nothing marks names: in scripts without spaces or letter case, and in languages without a list of
+words. With half, units about other names do not abstain (``benchmarks/unspaced.py``)."""
 NAME_WEIGHT = 3
 """Weight of a name or number in that share: a unit about another bridge shares all words but the name."""
 LEADS = 2
@@ -173,8 +170,7 @@ class AskedQuestion:
     Attributes:
         stems: Stems of its content words.
         names: Those of names and numbers.
-        required: Those of each word of names of several words, in its spellings. A unit without one abstains.
-        name_pairs: The same of neighboring words that may be a name, where letter case marks none. See ``_name_pairs``.
+        subject: What a unit must contain, such as names; see ``subjects``.
         lemmas: Its lemmas: words that an answer may repeat.
         type: Position of the expected type of answer in ``answering.TYPES``; None: open.
         lower: The text in lower case.
@@ -183,8 +179,7 @@ class AskedQuestion:
 
     stems: frozenset[str]
     names: frozenset[str]
-    required: tuple[frozenset[str], ...]
-    name_pairs: tuple[tuple[frozenset[str], frozenset[str]], ...]
+    subject: Subject
     lemmas: frozenset[str]
     type: int | None
     lower: str
@@ -193,30 +188,26 @@ class AskedQuestion:
     @classmethod
     def of(cls, text: str) -> AskedQuestion:
         """Reads a question."""
-        text = _composed(text)
-        text = text.lower() if _is_title(text) else text  # its capitals mark no names
+        text = visible(_composed(text))
+        text = text.lower() if text.isupper() or _is_title(text) else text  # its capitals mark no names
         languages = languages_of(text)
         plain, known = without_elision(_plain(text), languages), function_words(languages)
         read = [(s, Sentence(s, known).tokens) for s in map(_with_single_spaces, sentences(plain))]
         tokens = [t for _, found in read for t in found]
-        required = (w for s, found in read for t in found if " " in t.written for w in _required(t, s, known))
-        pairs = _name_pairs([s for s, _ in read], known) if is_english(plain) else []
+        names = (w for s, found in read for t in found if " " in t.written for w in _parts_of_name(t, s, known))
+        subject = Subject.of(plain, names)
         kind = Question(text).type
         place = None if kind is None else TYPES.index(kind)
         lemmas = {t.lemma for t in tokens} | {lemma(w) for t in tokens for w in t.written.split()}
         asked = [(t, asked_parts(t.written) if is_spaceless(t.written) else t.stems) for t in tokens]
         stems = frozenset().union(*(parts for _, parts in asked))
-        names = frozenset().union(*(parts for t, parts in asked if t.named))
-        least = SPACELESS_COVERAGE if any(map(is_spaceless, stems)) else MIN_COVERAGE
-        return cls(stems, names, (*required,), (*pairs,), frozenset(lemmas), place, text.lower(), least)
+        named = frozenset().union(*(parts for t, parts in asked if t.named))
+        marked = subject.known and not any(map(is_spaceless, stems))
+        least = MIN_COVERAGE if marked else UNMARKED_COVERAGE
+        return cls(stems, named, subject, frozenset(lemmas), place, text.lower(), least)
 
     def coverage(self, stems: frozenset[str]) -> float:
-        """Returns the share of its words among some stems, in [0, 1]; names and numbers weigh ``NAME_WEIGHT``.
-
-        It is 0 if a name of several words is not among the stems as a whole. A first name alone is another person's.
-        """
-        if not self._has_full_names(stems):
-            return 0.0
+        """Returns the share of its words among some stems, in [0, 1]; names and numbers weigh ``NAME_WEIGHT``."""
         found, most = (len(x) + (NAME_WEIGHT - 1) * len(x & self.names) for x in (stems & self.stems, self.stems))
         return found / most if most else 0.0
 
@@ -226,32 +217,11 @@ class AskedQuestion:
         A stem is the beginning of its word in lower case. Case folding maps all lower-case forms of a letter to one.
         """
         folded = _MARKS.sub("", _plain(_composed(text))).casefold()
-        return frozenset([name for name in self.stems.union(*self.required) if name.casefold() in folded])
+        return frozenset([name for name in self.stems if name.casefold() in folded])
 
     def has_names(self, stems: frozenset[str]) -> bool:
-        """Whether at least half of its names and numbers are among some stems, and each name of several words whole."""
-        return self._has_full_names(stems) and 2 * len(stems & self.names) >= len(self.names)
-
-    def _has_full_names(self, stems: frozenset[str]) -> bool:
-        return not any(stems.isdisjoint(word) for word in self.required)
-
-    def lacks_name_part(self, stems: frozenset[str], found: Sequence[Sentence]) -> bool:
-        """Whether a unit lacks a part of a name in a question whose letter case marks no names.
-
-        That is both words of a pair, or one of them, if it writes the other one with a capital only: it is about
-        another person with this name.
-
-        Args:
-            stems: Stems of the unit.
-            found: Its sentences.
-        """
-        if not self.name_pairs:
-            return False
-        wanted = frozenset().union(*(word for pair in self.name_pairs for word in pair))
-        parts = [w for s in found if not s.stems.isdisjoint(wanted) for w in TOKEN.findall(s.text)]
-        lower = frozenset(stem(word.lower()) for word in parts if not word[0].isupper())
-        held = ([word for word in pair if not stems.isdisjoint(word)] for pair in self.name_pairs)
-        return any(len(words) < 2 and all(map(lower.isdisjoint, words)) for words in held)
+        """Whether at least half of its names and numbers are among some stems."""
+        return 2 * len(stems & self.names) >= len(self.names)
 
     def repeats(self, token: Token) -> bool:
         """Whether a token consists of words of the question."""
@@ -273,23 +243,13 @@ class AskedQuestion:
         return frozenset(w for match in found if match not in self.lower for w in TOKEN.findall(match))
 
 
-def _required(token: Token, sentence: str, known: Collection[str]) -> list[frozenset[str]]:
-    """The stems of each word of a name, with and without a possessive ending. Function words are left out.
+def _parts_of_name(token: Token, sentence: str, known: Collection[str]) -> list[str]:
+    """The words of a name in lower case, without function words.
 
     At the start of a sentence the first word may be a verb, as in *Describe Ann Lee*, and is left out, too.
     """
-    words = token.written.lower().split()[sentence.startswith(token.written) :]
-    return [_spellings(word) for word in words if word not in known]
-
-
-def _bare(word: str) -> str:
-    """A word in lower case without a possessive ending."""
-    return word.lower().replace("’", "'").removesuffix("'s")
-
-
-def _spellings(word: str) -> frozenset[str]:
-    """The stems of a word with and without a possessive ending."""
-    return frozenset(stem(_bare(word) + ending) for ending in ("", "'s", "’s"))
+    words = token.written.lower().replace("’", "'").split()[sentence.startswith(token.written) :]
+    return [word.removesuffix("'s") for word in words if word not in known]
 
 
 def _inner_words(text: str) -> list[str]:
@@ -304,30 +264,9 @@ def _is_title(text: str) -> bool:
     The first word of a sentence does not count.
     """
     inner = _inner_words(text)
-    content = [word for word in inner if word.lower() not in ENGLISH]
+    content = [word for word in inner if word.lower() not in ALL_FUNCTION_WORDS]
     verbs = [word for word in inner if word.lower() in _UNNAMING]
     return all(word[0].isupper() for word in [*content, *verbs[:1]]) and bool(content and verbs)
-
-
-def _name_pairs(found: Sequence[str], known: Collection[str]) -> Iterator[tuple[frozenset[str], frozenset[str]]]:
-    """Pairs of neighboring words of sentences that may be parts of a name, in an English question.
-
-    Without a capital inside a sentence, words that may be names count (``may_be_name``). An initial between them is
-    ignored, as in *ann k. lee*. With capitals, only names with a comma count, as in *Lee, Ann*.
-    """
-    cased = any(word[0].isupper() for s in found for word in _inner_words(s))
-    for sentence in found:
-        parts = _PARTS.split(_INITIAL.sub("", sentence))
-        words = [(between, word, _bare(word)) for between, word in zip(parts[::2], parts[1::2], strict=False)]
-        for (_, one, first), (between, other, second) in pairwise(words):
-            joined = between == ", " and one[0].isupper() and other[0].isupper() if cased else between in (" ", ", ")
-            if joined and all(_is_name_part(word, known) for word in (first, second)):
-                yield _spellings(first), _spellings(second)
-
-
-def _is_name_part(word: str, known: Collection[str]) -> bool:
-    """Whether a word in lower case may be a part of a name. Scripts without letter case are left out."""
-    return word not in known and word.upper() != word and not _DIGIT.search(word) and may_be_name(word)
 
 
 def lemma(word: str) -> str:
@@ -497,7 +436,11 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
         return ()
     found, heading = read_text(text), _heading(title)
     stems = heading.union(*(s.stems for s in found))
-    if not found or question.coverage(stems) < question.least or question.lacks_name_part(stems, found):
+    if (
+        not found
+        or question.coverage(stems) < question.least
+        or question.subject.is_missing(_composed(f"{title}\n{text}"))
+    ):
         return ()
     ranked = _ranked(question, found, heading)
     chosen = sorted(i for worth, i in ranked[:most] if worth > 0)
@@ -512,7 +455,7 @@ def excerpt(question: AskedQuestion, unit: Document, most: int) -> Document | No
     """
     found, heading = read_text(unit.text), _heading(unit.title)
     stems = heading.union(*(s.stems for s in found))
-    if not question.has_names(stems) or question.lacks_name_part(stems, found):
+    if not question.has_names(stems) or question.subject.is_missing(_composed(f"{unit.title}\n{unit.text}")):
         return None
     if len(found) <= most:
         return unit

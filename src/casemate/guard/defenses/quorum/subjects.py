@@ -1,0 +1,231 @@
+"""What a question is about, and whether a unit is about something else.
+
+**A unit is about another subject if it lacks a word of the question that is no ordinary word**, such as a name or code.
+Letter case, order and separators do not matter. The decision depends on the question, the unit and lists of words,
+never on other units. Otherwise, the presence of a record would decide whether others abstain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+from casemate.text.function_words import ALL_FUNCTION_WORDS
+from casemate.text.ordinary_words import WordKind, word_kind
+from casemate.text.sentences import sentences
+from casemate.text.tokens import LETTERS, stem
+from casemate.text.unspaced import asked_stretches, is_spaceless, text_parts
+
+_WORD = re.compile(LETTERS)
+_RUN = re.compile(r"[^\W_]+")
+_INVISIBLE = re.compile("[\xad\u200c\u200d\u2060\ufeff]")
+"""Invisible characters inside a word: soft hyphen, joiners. A zero-width space (U+200B) separates words."""
+_PARTICLES = frozenset(
+    "de la las los le del della di da do dos das du des von van vom zu zur zum der den dem ten ter te al el bin ibn abu"
+    " y e und".split()
+)
+"""Words between parts of a name. So are initials."""
+_INTERROGATIVES = frozenset("when how what who where which why".split())
+"""Words after which *will*, *may* and *long* are no names."""
+_NEAR = 3
+"""Words between which parts of a name are neighbors, as in *Ann de la Cruz*."""
+MAX_MISSING = 1
+"""Pairs of neighboring clusters of a question that a unit may lack in a row, in scripts without spaces.
+
+Where words are in another order, one pair is missing. Where a name is another one, two or more are
+(``benchmarks/unspaced.py``).
+"""
+KNOWN, MIN_WORDS = 1 / 3, 2
+"""Share of listed words in a question whose language is known, at least. Up to ``MIN_WORDS`` words need none."""
+_CODE_LETTERS, _CODE_DIGITS = 3, 3
+"""Letters of a part of a code without digits, at most; digits of a number that is required, at least."""
+_CODE_SEPARATOR = re.compile(r"[ ./_:\\-]{0,3}|,")
+_ADDRESS = re.compile(r"[\w.+-]{1,64}@[\w.-]{0,250}\w")
+_YEAR = re.compile(r"(?:1\d|20)\d\d")
+_QUANTITY = re.compile(r"\d+[.:]\d+%?")
+"""A time, or a number with decimals."""
+_CACHED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a unit must contain.
+
+    Attributes:
+        words: Stems of words that are required.
+        pairs: Stems of ordinary words that are required as neighbors, as in *Grace Long*.
+        codes: Patterns of codes, such as customer numbers and mail addresses, with any separators.
+        stretches: In scripts without spaces, pairs of neighboring clusters in a row. See ``MAX_MISSING``.
+        known: Whether the question's language is known: a share of ``KNOWN`` of its words is listed. Otherwise
+            ``words`` has only names whose words have a capital.
+        neighbors: Stems of neighboring words, if the language is not known. A unit that writes one of them with a
+            capital only and lacks the other one is about another person with this name.
+    """
+
+    words: frozenset[str]
+    pairs: tuple[tuple[str, str], ...]
+    codes: tuple[re.Pattern[str], ...]
+    stretches: tuple[tuple[str, ...], ...]
+    known: bool
+    neighbors: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, text: str, named: Iterable[str]) -> Subject:
+        """Reads a question.
+
+        Args:
+            text: The question.
+            named: Words of names of several words with capitals, in lower case.
+        """
+        codes = [*_codes(text)]
+        text = _without(text, codes)
+        read = _WORD.findall(text)
+        spaced = [word.lower() for word in read if word.isalpha() and not is_spaceless(word)]
+        known = _is_known(spaced)
+        pairs, words = _names(text) if known else ([], set[str]())
+        words.update(part for name in named for part in _WORD.findall(name) if len(part) > 1)
+        return cls(
+            words=frozenset(map(stem, words)),
+            pairs=tuple((stem(one), stem(other)) for one, other in pairs),
+            codes=tuple(map(_pattern, codes)),
+            stretches=tuple(run for word in read if is_spaceless(word) for run in asked_stretches(word)),
+            known=known,
+            neighbors=() if known else tuple(pairwise(map(stem, spaced))),
+        )
+
+    def is_missing(self, text: str) -> bool:
+        """Whether a text is about another subject."""
+        read = _read(text)
+        if not self.words <= read.words or not all(code.search(text) for code in self.codes):
+            return True
+        if not all(_are_near(read.places, *pair) for pair in self.pairs):
+            return True
+        if any(len(held := [*read.words.intersection(pair)]) == 1 and held[0] in read.names for pair in self.neighbors):
+            return True
+        parts = _spaceless_parts(text) if self.stretches else read.words
+        return any(_longest_missing(stretch, parts) > MAX_MISSING for stretch in self.stretches)
+
+
+class _Text(NamedTuple):
+    """Stems of the words of a text, also in order, and of those that it writes with a capital only."""
+
+    words: frozenset[str]
+    places: tuple[str, ...]
+    names: frozenset[str]
+
+
+def visible(text: str) -> str:
+    """Returns a text without invisible characters; zero-width spaces become spaces."""
+    return _INVISIBLE.sub("", text.replace("\u200b", " "))
+
+
+@lru_cache(maxsize=_CACHED)
+def _read(text: str) -> _Text:
+    written = _WORD.findall(text)
+    places = tuple(stem(word.lower()) for word in written)
+    lower = {place for word, place in zip(written, places, strict=True) if not word[0].isupper()}
+    return _Text(frozenset(places), places, frozenset(places) - lower)
+
+
+@lru_cache(maxsize=_CACHED)
+def _spaceless_parts(text: str) -> frozenset[str]:
+    return frozenset().union(*(text_parts(word) for word in _WORD.findall(text) if is_spaceless(word)))
+
+
+def _longest_missing(stretch: tuple[str, ...], parts: frozenset[str]) -> int:
+    return max((len([*run]) for missing, run in groupby(stretch, lambda pair: pair not in parts) if missing), default=0)
+
+
+def _are_near(places: tuple[str, ...], one: str, other: str) -> bool:
+    firsts = [i for i, word in enumerate(places) if word == one]
+    return any(other in places[max(0, i - _NEAR) : i] + places[i + 1 : i + 1 + _NEAR] for i in firsts)
+
+
+def _is_known(words: Sequence[str]) -> bool:
+    """Whether the language of a question is known. Scripts without letter case have no lists."""
+    listed = sum(word_kind(word) is not WordKind.UNLISTED for word in words)
+    cased = all(word.upper() != word for word in words)
+    return cased and (len(words) <= MIN_WORDS or listed >= KNOWN * len(words))
+
+
+def _names(text: str) -> tuple[list[tuple[str, str]], set[str]]:
+    """Ordinary words that may be a name with their neighbor, and single words that are required.
+
+    A word that may be a name is required if it is no ordinary word, or has such a neighbor. Two ordinary words, such as
+    *grace long*, must be neighbors in the unit, too: it may contain both for other reasons.
+    """
+    pairs, words = list[tuple[str, str]](), set[str]()
+    for run in _possible_names(text):
+        words.update(word for word in run if word_kind(word) is WordKind.UNLISTED)
+        for pair in pairwise(run):
+            if all(word_kind(word) is WordKind.EITHER for word in pair) or not ALL_FUNCTION_WORDS.isdisjoint(pair):
+                pairs.append(pair)
+            else:
+                words.update(pair)
+    return pairs, words
+
+
+def _possible_names(text: str) -> Iterator[list[str]]:
+    """Runs of neighboring words that may be names, in lower case, without initials and particles."""
+    for sentence in sentences(text):
+        run, before = list[str](), "when"
+        for word in _WORD.findall(sentence.lower()):
+            if len(word) == 1 or is_spaceless(word) or (run and word in _PARTICLES):
+                continue
+            auxiliary = word in ALL_FUNCTION_WORDS and before in _INTERROGATIVES
+            if auxiliary or not word.isalpha() or word_kind(word) is WordKind.ORDINARY:
+                yield run
+                run = []
+            else:
+                run.append(word)
+            before = word
+        yield run
+
+
+def _codes(text: str) -> Iterator[str]:
+    """Codes of a question as written: addresses, and parts with digits and short parts without that are neighbors."""
+    yield from _ADDRESS.findall(text)
+    text = _ADDRESS.sub(" ? ", text)
+    group: list[re.Match[str]] = []
+    for run in _RUN.finditer(text):
+        part = _is_code_part(run[0])
+        joined = group and _CODE_SEPARATOR.fullmatch(text, group[-1].end(), run.start())
+        if group and not (part and joined):
+            yield from _code(text, group)
+            group = []
+        if part:
+            group.append(run)
+    yield from _code(text, group)
+
+
+def _is_code_part(run: str) -> bool:
+    if any(map(str.isdigit, run)):
+        return not is_spaceless(run)
+    return len(run) <= _CODE_LETTERS and word_kind(run.lower()) is WordKind.UNLISTED and run.lower() != run.upper()
+
+
+def _code(text: str, group: list[re.Match[str]]) -> Iterator[str]:
+    while group and group[-1][0].isalpha() and text[group[-1].start() - 1] == " ":  # a unit of measurement
+        group = group[:-1]
+    if not any(map(str.isdigit, "".join(run[0] for run in group))):
+        return
+    written = text[group[0].start() : group[-1].end()]
+    years = all(_YEAR.fullmatch(run[0]) for run in group)
+    small = written.isdigit() and len(written) < _CODE_DIGITS
+    if not (years or small or _QUANTITY.fullmatch(written)):
+        yield written
+
+
+def _pattern(code: str) -> re.Pattern[str]:
+    letters = r"[\W_]{0,3}".join(re.escape(c) for c in code if c.isalnum())
+    return re.compile(rf"(?<![^\W_]){letters}(?![^\W_])", re.IGNORECASE)
+
+
+def _without(text: str, codes: list[str]) -> str:
+    for code in codes:
+        text = text.replace(code, " 0 ")
+    return text
