@@ -96,7 +96,7 @@ class NaiveChains:
 @pytest.mark.parametrize("seed", range(60))
 def test_chains_are_those_of_the_definition(seed, monkeypatch):
     """Words of several texts in runs, forwards and backwards, with skips and repetitions."""
-    monkeypatch.setattr(disclosure, "UNORDERED_SHARE", 2)  # chains alone
+    monkeypatch.setattr(disclosure.unordered, "UNORDERED_SHARE", 2)  # chains alone
     rng = random.Random(seed)
     texts = [[f"t{n}w{i}x" for i in range(20)] for n in range(3)]
     said = []
@@ -166,10 +166,10 @@ class NaiveCounter(DisclosureCounter):
     def _read_letters(self, streams):
         for form, letters in (stream for stream in streams if len(stream[1]) >= 4):
             counts = np.array([letters.count(c) for c in ascii_lowercase])
-            best = np.argsort(-(self._context.alphabet_weights @ counts).astype(int))[:2] + 1
-            tried = [0, *([] if form in disclosure._PERMUTED else best.tolist())]
+            best = np.argsort(-(self._context.letters.alphabet_weights @ counts).astype(int))[:2] + 1
+            tried = [0, *([] if form in disclosure.letter_search.PERMUTED else best.tolist())]
             for number, (order, suffix) in product(tried, ((1, ""), (-1, ", reversed"))):
-                stream = letters[::order].translate(disclosure._TO_ALPHABET[number])
+                stream = letters[::order].translate(disclosure.letter_search.TO_ALPHABET[number])
                 self._read(f"{form}, alphabet {number}{suffix}", self.words_in(stream))
                 self.steps += len(letters)
 
@@ -194,7 +194,7 @@ HOSTILE = ["\\", "<b>", "a", "A7", "01 ", "%41", "=41", "VkdobA== ", "\ud800", "
 @pytest.mark.parametrize("seed", range(24))
 def test_counts_equal_those_of_all_comparisons(seed, monkeypatch):
     """Random and hostile answers: repeated words, one word at several near places, disguises within disguises."""
-    monkeypatch.setattr(disclosure, "_GROUP", 150)  # letters of one block are searched in several groups
+    monkeypatch.setattr(disclosure.counter, "_GROUP", 150)  # letters of one block are searched in several groups
     rng = random.Random(seed)
     texts = [
         " ".join(rng.choices(SMALL, k=rng.randrange(30))) if rng.random() < 0.5 else rng.choice(NOTES) for _ in range(5)
