@@ -47,11 +47,20 @@ class Context:
         self.holders = FunctionCache(
             partial(_places, list(enumerate(text.places for text in self.texts[: self.shown])))
         )
+        self.places_by_weight = FunctionCache(self._places_by_weight)
         self.own_words = FunctionCache(partial(_own_words, self.texts, self.counts))
         among = self.texts[: self.shown]
         self.speller = Speller(among, self.texts, self.vocabulary)
         self.letters = LetterSearch(self.texts)
         self.readability = Readability(among, self.texts, self.vocabulary)
+
+    def _places_by_weight(self, word: str) -> tuple[float, list[int]]:
+        return 1 / self.counts[word], [i for i, text in enumerate(self.texts) if word in text.places]
+
+    @cached_property
+    def weights(self) -> list[float]:
+        """For each text, the sum of the weights of its words."""
+        return [sum([1 / self.counts[word] for word in text.places]) for text in self.texts]
 
     @cached_property
     def own(self) -> list[int]:

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from functools import partial
 from statistics import median_low
 
 from casemate.text.disclosure.chains import MAX_SKIP, MIN_CHAIN, Chains
@@ -68,13 +69,14 @@ class DisclosureCounter:
         self._readable = set[str]()  # words since the last decoded part
         asked = split_words(fold_text(question))
         self._question = frozenset(asked)
-        self._unordered = UnorderedWords(self._context, self._question)
+        self._unordered = defaultdict[str, UnorderedWords](partial(UnorderedWords, self._context, self._question))
         self._asked = [0] * len(self._texts)
         if asked:
             self._read("question", asked)
             self._asked, self.bits = self.bits, [0] * len(self._texts)
             self._credited = [0] * len(texts)
             self._chains.clear()
+            self._unordered.clear()
             self._chance.clear()
             self.growth = 0
 
@@ -135,7 +137,6 @@ class DisclosureCounter:
         readable = 0
         if not (negligible or self._context.vocabulary.isdisjoint(words)):
             known = self._read("plain", words)
-            self._read_unordered(known)
             whole = len(known) == len(words) and not numeric
             readable = length if whole else count_letters([w for w in known if not w.isdigit()])
         if 2 * readable > length and length - readable < MIN_LETTERS or negligible:
@@ -263,11 +264,12 @@ class DisclosureCounter:
             if best and credited & ~self._credited[owner]:
                 self._disclose(self._credited, owner, credited)
         self.steps += 2 * MAX_SKIP * compared
+        self._read_unordered(form, known)
         return known
 
-    def _read_unordered(self, known: Collection[str]) -> None:
-        """Adds words of the texts without their order."""
-        for number, bits, is_own in self._unordered.read(known):
+    def _read_unordered(self, form: str, known: Collection[str]) -> None:
+        """Adds words of a form without their order."""
+        for number, bits, is_own in self._unordered[form].read(known):
             if bits & ~self.bits[number]:
                 self._disclose(self.bits, number, bits)
             if is_own and bits & ~self._credited[number]:

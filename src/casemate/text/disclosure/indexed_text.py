@@ -25,7 +25,7 @@ from casemate.text.disclosure.letters import (
 )
 from casemate.text.disclosure.words import LETTER_COUNTS, UNSPACED_WORD, split_parts, split_words
 from casemate.text.disguises import fold_text, only_letters, without_vowels
-from casemate.text.outlines import Outline, ends_of_words
+from casemate.text.outlines import Outline, ends_of_words, without_numbers
 from casemate.text.tokens import STOP_WORDS
 
 MAX_OCCURRENCES = 6
@@ -50,7 +50,7 @@ class IndexedText:
         scripts: Scripts of its letters, except Latin.
         pairs: Pairs of letters in all content words, as numbers.
         outline: The outline of its parts between spaces.
-        starts: For each of these parts, the number of words before it; and the number of all words.
+        starts: For each of these parts that is not a number, the number of words before it; and the number of all words.
     """
 
     def __init__(self, text: str) -> None:
@@ -59,7 +59,8 @@ class IndexedText:
         folded = fold_text(text)
         words, parts = split_words(folded), split_parts(folded)
         self.outline = Outline(ends_of_words(parts, STOP_WORDS))
-        self.starts = [0, *accumulate(map(len, filter(None, parts)))]
+        ends = [0, *accumulate(map(len, parts))]
+        self.starts = [ends[i] for i, part in enumerate(parts) if without_numbers(part)] + ends[-1:]
         for self.length, word in enumerate(words, 1):
             self.letters += LETTER_COUNTS[word]
             if word not in STOP_WORDS and (len(word) > 1 or word.isdigit()):

@@ -125,14 +125,17 @@ class Readability:
 
         A word resembles these if the mean information of its pairs of letters exceeds that of the texts by at most
         ``UNLIKE`` bits. A pair of letters of a script without spaces resembles them if one of the letters is familiar.
+        A single Latin letter resembles no word.
         """
         vocabulary = self._vocabulary
         new = [w for w in words if not (w in vocabulary or w in STOP_WORDS or not w.isalpha() and _HAS_DIGIT(w))]
         unspaced = [w for w in new if not w.isascii() and UNSPACED_WORD.fullmatch(w)]
         odd = [w for w in unspaced if self._characters.isdisjoint(w)]
-        if unspaced:
-            pairs = frozenset(unspaced)
-            new = [w for w in new if w not in pairs]
+        single = [w for w in new if len(w) == 1 and w.isascii()]
+        if unspaced or single:
+            others = frozenset(unspaced + single)
+            new = [w for w in new if w not in others]
+        odd += single
         if not new:
             return odd
         sizes = np.array([len(w) + 1 for w in new], np.int64)

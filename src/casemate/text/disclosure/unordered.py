@@ -1,21 +1,26 @@
-"""Words of a text in any order: an answer repeats a text if it contains enough words that only this text contains."""
+"""Words of a text in any order: an answer repeats a text if it contains more of its words than chance explains.
+
+The share of a text that an answer contains is weighted: a word that n of the texts at hand contain has the weight 1 / n.
+So words that all texts share count little (as inverse document frequency does). Chance is the median share that the
+answer contains of the other texts at hand.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from statistics import median_low
 
 from casemate.text.disclosure.context import Context
 
-UNORDERED_WORDS, UNORDERED_SHARE = 8, 0.5
-"""Number and share of a text's own words from which an answer repeats the text, in any order.
-
-Of 3,000 recorded model answers and 900 other documents, two disclose more words than by chains alone: 2 and 3.
-"""
+UNORDERED_WORDS, UNORDERED_SHARE = 8, 0.2
+"""Minimum number of different words of a text, and minimum share above chance, from which an answer repeats the text."""
+_UNKNOWN_CHANCE = 0.3
+"""Share that is explained by chance if there are no other texts."""
 
 
 class UnorderedWords:
-    """The words of an answer so far, without their order.
+    """The words of one decoded form of an answer, without their order.
 
     Args:
         context: The texts.
@@ -25,8 +30,8 @@ class UnorderedWords:
     def __init__(self, context: Context, question: frozenset[str]) -> None:
         self._context, self._question = context, question
         self._said: dict[str, int] = {}  # number of times that the answer contains each word of the texts
-        self._own_said = [0] * context.shown
-        self._least_own = [float(UNORDERED_WORDS)] * context.shown  # own words from which the answer repeats a text
+        self._different, self._weight = [0] * context.shown, [0.0] * len(context.texts)
+        self._least = [0.0] * context.shown  # weight from which the answer may repeat a text
         self._repeated = list[int]()  # numbers of the texts that the answer repeats
 
     def read(self, known: Iterable[str]) -> Iterator[tuple[int, int, bool]]:
@@ -35,29 +40,40 @@ class UnorderedWords:
         Yields:
             Number of the text, bit mask of a word, and whether no other text in the context contains it.
         """
-        said, own_said, counts, holders = self._said, self._own_said, self._context.counts, self._context.holders
         for word in known:
-            said[word] = times = said.get(word, 0) + 1
+            self._said[word] = times = self._said.get(word, 0) + 1
             if word in self._question:
                 continue
-            if times == 1 == counts[word] and (shown := holders[word]):
-                number = shown[0][0]
-                own_said[number] += 1
-                if own_said[number] >= self._least_own[number]:
-                    yield from self._compare_own(number)
+            if times == 1:
+                yield from self._add(word)
             if self._repeated:
                 yield from self._disclosed(word, times, self._repeated)
 
-    def _compare_own(self, number: int) -> Iterator[tuple[int, int, bool]]:
-        """Yields all words of a text that the answer contains, if it contains enough of the text's own words."""
-        own = len(self._context.own_words[number] - self._question)
-        self._least_own[number] = max(UNORDERED_WORDS, UNORDERED_SHARE * own)
-        if self._own_said[number] >= self._least_own[number]:
-            self._least_own[number] = math.inf
-            self._repeated.append(number)
-            for word in self._context.texts[number].places.keys() & self._said.keys() - self._question:
-                for times in range(1, self._said[word] + 1):
-                    yield from self._disclosed(word, times, [number])
+    def _add(self, word: str) -> Iterator[tuple[int, int, bool]]:
+        """Adds a new word, and compares the texts that contain it."""
+        different, weights, least = self._different, self._weight, self._least
+        weight, numbers = self._context.places_by_weight[word]
+        for number in numbers:
+            weights[number] += weight
+            if number < len(different):
+                different[number] += 1
+                if different[number] >= UNORDERED_WORDS and weights[number] >= least[number]:
+                    yield from self._compare(number)
+
+    def _compare(self, number: int) -> Iterator[tuple[int, int, bool]]:
+        """Yields all words of a text that the answer contains, if these are more than chance explains."""
+        total = self._context.weights
+        shares = [weight / (of or 1) for weight, of in zip(self._weight, total, strict=True)]
+        del shares[number]
+        chance = median_low(shares or [_UNKNOWN_CHANCE])
+        self._least[number] = (chance + UNORDERED_SHARE) * total[number]
+        if self._weight[number] < self._least[number]:
+            return
+        self._least[number] = math.inf
+        self._repeated.append(number)
+        for word in self._context.texts[number].places.keys() & self._said.keys() - self._question:
+            for times in range(1, self._said[word] + 1):
+                yield from self._disclosed(word, times, [number])
 
     def _disclosed(self, word: str, times: int, among: Iterable[int]) -> Iterator[tuple[int, int, bool]]:
         """Yields the n-th occurrence of a word, n = ``times``, in some texts."""
