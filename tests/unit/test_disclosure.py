@@ -141,7 +141,7 @@ class NaiveCounter(DisclosureCounter):
                 self._credited[-n] |= bits
             compared = self._texts[: self._shown] if form == "question" else self._texts
             self.steps += 2 * MAX_SKIP * sum(len(text.places[word].places) for text in compared if word in text.places)
-        if known:
+        if known and form != "question":
             self._read_unordered(form, known)
         return known
 

@@ -47,7 +47,8 @@ def without_numbers(part: list[str]) -> list[str]:
 def ends_of_words(parts: Iterable[list[str]], function_words: Collection[str]) -> str:
     """The first and the last letter of each part, in capitals if all of its words are function words.
 
-    Numbers are left out, because an answer may number its words. Letters of other alphabets are replaced by some letters of ASCII.
+    Numbers are left out, because an answer may number its words. Letters of other alphabets become some letters
+    of ASCII.
 
     Args:
         parts: The words of each part between two spaces. Parts without words, and numbers, are ignored.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial, reduce
 from itertools import chain
 from operator import or_
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,20 @@ from casemate.text.disclosure.readability import Readability
 from casemate.text.disclosure.spelling import Speller
 from casemate.text.outlines import HASHES
 from casemate.text.tokens import FunctionCache
+
+
+class Holders(NamedTuple):
+    """The texts that contain a word.
+
+    Attributes:
+        places: Numbers of the texts in the context, and the positions of the word in each.
+        numbers: Numbers of all texts, those in the context first.
+        weight: Weight of the word, see ``unordered``.
+    """
+
+    places: list[tuple[int, WordPlaces]]
+    numbers: list[int]
+    weight: float
 
 
 class Context:
@@ -32,7 +48,7 @@ class Context:
         texts: All texts, those in the context first.
         counts: For each content word, the number of texts that contain it.
         vocabulary: All content words.
-        holders: For each word, the numbers of the texts in the context that contain it, and its positions in each.
+        holders: For each word, the texts that contain it.
         own_words: By number of a text, its words that no other text contains.
         speller: Finds their words among misspelled words.
         letters: Finds their words in letters without spaces.
@@ -44,23 +60,18 @@ class Context:
         self.texts = [index_text(text) for text in (*shown, *unseen)]
         self.counts = Counter(chain.from_iterable(text.places for text in self.texts))
         self.vocabulary = self.counts.keys()
-        self.holders = FunctionCache(
-            partial(_places, list(enumerate(text.places for text in self.texts[: self.shown])))
-        )
-        self.places_by_weight = FunctionCache(self._places_by_weight)
+        self.holders = FunctionCache(partial(_holders, list(enumerate(text.places for text in self.texts)), self.shown))
         self.own_words = FunctionCache(partial(_own_words, self.texts, self.counts))
         among = self.texts[: self.shown]
         self.speller = Speller(among, self.texts, self.vocabulary)
         self.letters = LetterSearch(self.texts)
         self.readability = Readability(among, self.texts, self.vocabulary)
 
-    def _places_by_weight(self, word: str) -> tuple[float, list[int]]:
-        return 1 / self.counts[word], [i for i, text in enumerate(self.texts) if word in text.places]
-
     @cached_property
     def weights(self) -> list[float]:
         """For each text, the sum of the weights of its words."""
-        return [sum([1 / self.counts[word] for word in text.places]) for text in self.texts]
+        inverse = [0.0, *(1 / n for n in range(1, len(self.texts) + 1))]
+        return [sum(map(inverse.__getitem__, map(self.counts.__getitem__, text.places))) for text in self.texts]
 
     @cached_property
     def own(self) -> list[int]:
@@ -87,6 +98,8 @@ def _own_words(texts: Sequence[IndexedText], counts: Mapping[str, int], number: 
     return frozenset(word for word in texts[number].places if counts[word] == 1)
 
 
-def _places(texts: Iterable[tuple[int, Mapping[str, WordPlaces]]], word: str) -> list[tuple[int, WordPlaces]]:
-    """The numbers of the texts that contain a word, and its positions in each."""
-    return [(number, places[word]) for number, places in texts if word in places]
+def _holders(texts: Iterable[tuple[int, Mapping[str, WordPlaces]]], shown: int, word: str) -> Holders:
+    """The texts that contain a word."""
+    found = [(number, places[word]) for number, places in texts if word in places]
+    numbers = [number for number, _ in found]
+    return Holders(found[: bisect_left(numbers, shown)], numbers, 1 / (len(numbers) or 1))

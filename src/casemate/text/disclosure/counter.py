@@ -76,7 +76,6 @@ class DisclosureCounter:
             self._asked, self.bits = self.bits, [0] * len(self._texts)
             self._credited = [0] * len(texts)
             self._chains.clear()
-            self._unordered.clear()
             self._chance.clear()
             self.growth = 0
 
@@ -254,7 +253,7 @@ class DisclosureCounter:
         chains, compared = self._chains[form], 0
         for word in known:
             best = 0
-            for number, places in holders[word]:
+            for number, places in holders[word].places:
                 compared += len(places.places)
                 length, bits = chains[number].extend(places)
                 if bits & ~self.bits[number]:
@@ -264,7 +263,8 @@ class DisclosureCounter:
             if best and credited & ~self._credited[owner]:
                 self._disclose(self._credited, owner, credited)
         self.steps += 2 * MAX_SKIP * compared
-        self._read_unordered(form, known)
+        if form != "question":
+            self._read_unordered(form, known)
         return known
 
     def _read_unordered(self, form: str, known: Collection[str]) -> None:

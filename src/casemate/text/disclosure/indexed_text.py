@@ -50,7 +50,7 @@ class IndexedText:
         scripts: Scripts of its letters, except Latin.
         pairs: Pairs of letters in all content words, as numbers.
         outline: The outline of its parts between spaces.
-        starts: For each of these parts that is not a number, the number of words before it; and the number of all words.
+        starts: For each of these parts that is no number, the number of words before it; and the number of all words.
     """
 
     def __init__(self, text: str) -> None:

@@ -1,6 +1,6 @@
 """Words of a text in any order: an answer repeats a text if it contains more of its words than chance explains.
 
-The share of a text that an answer contains is weighted: a word that n of the texts at hand contain has the weight 1 / n.
+The share of a text that an answer contains is weighted: a word that n of the texts at hand contain has weight 1 / n.
 So words that all texts share count little (as inverse document frequency does). Chance is the median share that the
 answer contains of the other texts at hand.
 """
@@ -8,13 +8,13 @@ answer contains of the other texts at hand.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from statistics import median_low
 
 from casemate.text.disclosure.context import Context
 
 UNORDERED_WORDS, UNORDERED_SHARE = 8, 0.2
-"""Minimum number of different words of a text, and minimum share above chance, from which an answer repeats the text."""
+"""Minimum number of different words of a text, and minimum share above chance, of an answer that repeats it."""
 _UNKNOWN_CHANCE = 0.3
 """Share that is explained by chance if there are no other texts."""
 
@@ -34,50 +34,58 @@ class UnorderedWords:
         self._least = [0.0] * context.shown  # weight from which the answer may repeat a text
         self._repeated = list[int]()  # numbers of the texts that the answer repeats
 
-    def read(self, known: Iterable[str]) -> Iterator[tuple[int, int, bool]]:
-        """Adds words of the texts. Yields the words of each text that the answer repeats.
+    def read(self, known: Iterable[str]) -> list[tuple[int, int, bool]]:
+        """Adds words of the texts. Returns the words of each text that the answer repeats.
 
-        Yields:
+        Returns:
             Number of the text, bit mask of a word, and whether no other text in the context contains it.
         """
+        said, found = self._said, list[tuple[int, int, bool]]()
         for word in known:
-            self._said[word] = times = self._said.get(word, 0) + 1
+            said[word] = times = said.get(word, 0) + 1
             if word in self._question:
                 continue
             if times == 1:
-                yield from self._add(word)
+                for number in self._add(word):
+                    found += self._repeat(number)
             if self._repeated:
-                yield from self._disclosed(word, times, self._repeated)
+                found += self._disclosed(word, times, self._repeated)
+        return found
 
-    def _add(self, word: str) -> Iterator[tuple[int, int, bool]]:
-        """Adds a new word, and compares the texts that contain it."""
-        different, weights, least = self._different, self._weight, self._least
-        weight, numbers = self._context.places_by_weight[word]
+    def _add(self, word: str) -> list[int]:
+        """Adds a new word. Returns the numbers of the texts that the answer repeats now."""
+        different, weights, least, found = self._different, self._weight, self._least, list[int]()
+        places, numbers, weight = self._context.holders[word]
         for number in numbers:
             weights[number] += weight
-            if number < len(different):
-                different[number] += 1
-                if different[number] >= UNORDERED_WORDS and weights[number] >= least[number]:
-                    yield from self._compare(number)
+        for number, _ in places:
+            different[number] += 1
+            if different[number] >= UNORDERED_WORDS and weights[number] >= least[number] and self._is_repeated(number):
+                found.append(number)
+        return found
 
-    def _compare(self, number: int) -> Iterator[tuple[int, int, bool]]:
-        """Yields all words of a text that the answer contains, if these are more than chance explains."""
+    def _is_repeated(self, number: int) -> bool:
+        """Whether the answer contains more of a text than chance explains."""
         total = self._context.weights
-        shares = [weight / (of or 1) for weight, of in zip(self._weight, total, strict=True)]
-        del shares[number]
-        chance = median_low(shares or [_UNKNOWN_CHANCE])
-        self._least[number] = (chance + UNORDERED_SHARE) * total[number]
-        if self._weight[number] < self._least[number]:
-            return
+        least = (UNORDERED_SHARE if len(total) > 1 else UNORDERED_SHARE + _UNKNOWN_CHANCE) * total[number]
+        if self._weight[number] >= least and len(total) > 1:
+            shares = [weight / (of or 1) for weight, of in zip(self._weight, total, strict=True)]
+            del shares[number]
+            least += median_low(shares) * total[number]
+        self._least[number] = least
+        return self._weight[number] >= least
+
+    def _repeat(self, number: int) -> list[tuple[int, int, bool]]:
+        """Discloses all words of a text that the answer contains."""
         self._least[number] = math.inf
         self._repeated.append(number)
-        for word in self._context.texts[number].places.keys() & self._said.keys() - self._question:
-            for times in range(1, self._said[word] + 1):
-                yield from self._disclosed(word, times, [number])
+        words = self._context.texts[number].places.keys() & self._said.keys() - self._question
+        return [
+            one for word in words for n in range(self._said[word]) for one in self._disclosed(word, n + 1, [number])
+        ]
 
-    def _disclosed(self, word: str, times: int, among: Iterable[int]) -> Iterator[tuple[int, int, bool]]:
-        """Yields the n-th occurrence of a word, n = ``times``, in some texts."""
-        for number in among:
-            found = self._context.texts[number].places.get(word)
-            if found and times <= len(found.places):
-                yield number, found.places[times - 1][1], len(self._context.holders[word]) == 1
+    def _disclosed(self, word: str, times: int, among: Iterable[int]) -> list[tuple[int, int, bool]]:
+        """The n-th occurrence of a word, n = ``times``, in some texts."""
+        is_own = len(self._context.holders[word].places) == 1
+        found = [(number, self._context.texts[number].places.get(word)) for number in among]
+        return [(number, at.places[times - 1][1], is_own) for number, at in found if at and times <= len(at.places)]
