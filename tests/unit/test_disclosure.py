@@ -130,7 +130,10 @@ class NaiveCounter(DisclosureCounter):
                 for n, text in enumerate(self._texts)
                 if word in text.places
             ]
-            for n, _, bits in found:
+            self._unordered[form].words.append(word)
+            for n, length, bits in found:
+                if n < self._shown and (not length or n not in self._unordered[form].repeated):
+                    self._read_unordered(form, n, word, self.ends[form, n])
                 self.growth += bin(bits & ~self.bits[n]).count("1") if n < self._shown else 0
                 self.bits[n] |= bits
             length, n, bits = max(
@@ -141,8 +144,7 @@ class NaiveCounter(DisclosureCounter):
                 self._credited[-n] |= bits
             compared = self._texts[: self._shown] if form == "question" else self._texts
             self.steps += 2 * MAX_SKIP * sum(len(text.places[word].places) for text in compared if word in text.places)
-        if known and form != "question":
-            self._read_unordered(form, known)
+        self._expected_of[form] = len(self._unordered[form].words)  # compared above
         return known
 
     def extended(self, form, number, places):
@@ -165,11 +167,11 @@ class NaiveCounter(DisclosureCounter):
                     break
         return longest, disclosed
 
-    def _read_letters(self, streams):
+    def _read_letters(self, streams, readable):
         for form, letters in (stream for stream in streams if len(stream[1]) >= 4):
             counts = np.array([letters.count(c) for c in ascii_lowercase])
             best = np.argsort(-(self._context.letters.alphabet_weights @ counts).astype(int))[:2] + 1
-            tried = [0, *([] if form in disclosure.letter_search.PERMUTED else best.tolist())]
+            tried = [0, *([] if form in {*disclosure.letter_search.PERMUTED, *readable} else best.tolist())]
             for number, (order, suffix) in product(tried, ((1, ""), (-1, ", reversed"))):
                 stream = letters[::order].translate(disclosure.letter_search.TO_ALPHABET[number])
                 self._read(f"{form}, alphabet {number}{suffix}", self.words_in(stream))

@@ -55,10 +55,14 @@ class WordPlaces(NamedTuple):
 
 
 class Chains:
-    """The chains of one decoded form of an answer in one text."""
+    """The chains of one decoded form of an answer in one text.
+
+    Attributes:
+        time: Number of words of the answer so far that the text contains.
+    """
 
     def __init__(self) -> None:
-        self._time = self._recent = self._older = 0  # times of the last word and of the word ``MAX_APART`` words before
+        self.time = self._recent = self._older = 0  # of the last word, and the words of the last ``MAX_APART``
         self._forwards: dict[int, _End] = {}  # for each position, the last chain that ended there
         self._backwards: dict[int, _End] = {}
 
@@ -69,7 +73,7 @@ class Chains:
             Length of the longest chain of at least ``MIN_CHAIN`` words that the word extends (0 without one), and the
             number of words that these chains disclose.
         """
-        self._time = now = self._time + 1
+        self.time = now = self.time + 1
         if not now % MAX_APART:
             self._recent, self._older = 0, self._recent
         places, at, before, after, around = word

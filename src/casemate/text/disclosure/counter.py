@@ -62,7 +62,7 @@ class DisclosureCounter:
         self.bits = [0] * len(self._texts)
         self._credited = [0] * len(texts)
         self._chains = defaultdict[str, dict[int, Chains]](lambda: defaultdict(Chains))  # by form and text
-        self._chance = list[tuple[str, list[str]]]()  # forms and words that are not yet compared with the null
+        self._expected_of: dict[str, int] = {}  # number of words of each form that are compared with the null
         self._undecoded, self._letters, self._size = list[str](), 0, 0
         self._pieces, self._new_words = list[Piece](), 0  # pieces not read as whole words yet, number of their words
         self._ends, self._growth = "", 0  # ends of the latest words, and ``growth`` when they were read
@@ -76,7 +76,7 @@ class DisclosureCounter:
             self._asked, self.bits = self.bits, [0] * len(self._texts)
             self._credited = [0] * len(texts)
             self._chains.clear()
-            self._chance.clear()
+            self._unordered.clear()
             self.growth = 0
 
     @property
@@ -110,12 +110,13 @@ class DisclosureCounter:
     @property
     def expected(self) -> int:
         """Number of words of a text that an answer contains by chance: median over the unseen texts; 0 without any."""
-        waiting, self._chance = self._chance, []
         unseen = list(enumerate(text.places for text in self._texts))[self._shown :]
-        for form, word in ((form, word) for form, words in waiting for word in words):
-            for number, places in [(i, found[word]) for i, found in unseen if word in found]:
-                self.steps += 2 * MAX_SKIP * len(places.places)
-                self.bits[number] |= self._chains[form][number].extend(places)[1]
+        for form, read in self._unordered.items():
+            for word in read.words[self._expected_of.get(form, 0) :]:
+                for number, places in [(i, found[word]) for i, found in unseen if word in found]:
+                    self.steps += 2 * MAX_SKIP * len(places.places)
+                    self.bits[number] |= self._chains[form][number].extend(places)[1]
+            self._expected_of[form] = len(read.words)
         return median_low([bits.bit_count() for bits in self.bits[self._shown :]] or [0])
 
     def read(self, answer: str) -> list[int]:
@@ -134,8 +135,7 @@ class DisclosureCounter:
         self._pieces.append(piece)
         self._new_words += len(words)
         readable = 0
-        if not (negligible or self._context.vocabulary.isdisjoint(words)):
-            known = self._read("plain", words)
+        if not negligible and (known := self._read("plain", words)):
             whole = len(known) == len(words) and not numeric
             readable = length if whole else count_letters([w for w in known if not w.isdigit()])
         if 2 * readable > length and length - readable < MIN_LETTERS or negligible:
@@ -194,16 +194,14 @@ class DisclosureCounter:
         if not self._texts or not block:
             return
         before, decoded, unknown, hidden = self._disclosed(), decodings(block), "", 0
-        streams, size = list[tuple[str, str]](), 0
+        streams, size, readable = list[tuple[str, str]](), 0, set[str]()
         for form, text in decoded:
             letters = only_letters(text)
             if form == "plain" or len(letters) >= _LEAST_LETTERS * len(text):
                 words = split_words(text)
                 if form == "plain":
-                    readable, self._readable = self._readable, set()
-                    unknown, hidden = self._context.readability.find_unknown(
-                        words, count_symbols(block), readable, self._question
-                    )
+                    unknown, hidden = self._find_unknown(words, count_symbols(block))
+                    readable.update([] if unknown else [form])
                     self._read("misspelled", self._context.speller.correct(words))
                 else:
                     self._read(form, words)
@@ -212,15 +210,20 @@ class DisclosureCounter:
                 streams.append((form, letters))
                 size += len(letters)
             if size >= _GROUP:
-                self._read_letters(streams)
+                self._read_letters(streams, readable)
                 streams, size = [], 0
-        self._read_letters([*streams, ("unknown", unknown)])
+        self._read_letters([*streams, ("unknown", unknown)], readable)
         if not decoded[0].text.isascii():
             self._read_joined(unicodedata.normalize("NFC", decoded[0].text))
         hidden -= self._disclosed() - before
         if hidden >= MIN_CHAIN:
             self.unreadable_words += hidden
             self.growth += hidden
+
+    def _find_unknown(self, words: Sequence[str], symbols: int) -> tuple[str, int]:
+        """Finds the unknown words of a part of the answer, see ``Readability.find_unknown``."""
+        readable, self._readable = self._readable, set()
+        return self._context.readability.find_unknown(words, symbols, readable, self._question)
 
     def _disclosed(self) -> int:
         return sum(bits.bit_count() for bits in self.bits[: self._shown])
@@ -236,9 +239,9 @@ class DisclosureCounter:
             self._read(f"joined pairs{suffix}", character_pairs([unspaced[::order]]) if unspaced else ())
         self.steps += 2 * len(plain)
 
-    def _read_letters(self, streams: Sequence[tuple[str, str]]) -> None:
-        """Searches letters without spaces; forms and letters are searched together."""
-        found, steps = self._context.letters.search(streams)
+    def _read_letters(self, streams: Sequence[tuple[str, str]], readable: Collection[str]) -> None:
+        """Searches letters without spaces, see ``LetterSearch.search``."""
+        found, steps = self._context.letters.search(streams, readable)
         self.steps += steps
         for form, words in found.items():
             self._read(form, words)
@@ -246,30 +249,36 @@ class DisclosureCounter:
     def _read(self, form: str, words: Collection[str]) -> list[str]:
         """Extends the chains of a form. Returns the words that a text contains."""
         vocabulary, holders = self._context.vocabulary, self._context.holders
-        if vocabulary.isdisjoint(words):
-            return []
         known = [word for word in words if word in vocabulary]
-        self._chance.append((form, known))
-        chains, compared = self._chains[form], 0
+        if not known:
+            return known
+        chains, unordered, compared = self._chains[form], self._unordered[form], 0
         for word in known:
             best = 0
+            unordered.words.append(word)
             for number, places in holders[word].places:
                 compared += len(places.places)
-                length, bits = chains[number].extend(places)
+                chain = chains[number]
+                length, bits = chain.extend(places)
                 if bits & ~self.bits[number]:
                     self._disclose(self.bits, number, bits)
+                if chain.time >= unordered.least[number] or not length and number in unordered.repeated:
+                    self._read_unordered(form, number, word, chain.time)
                 if length > best:
                     best, owner, credited = length, number, bits
             if best and credited & ~self._credited[owner]:
                 self._disclose(self._credited, owner, credited)
         self.steps += 2 * MAX_SKIP * compared
-        if form != "question":
-            self._read_unordered(form, known)
         return known
 
-    def _read_unordered(self, form: str, known: Collection[str]) -> None:
-        """Adds words of a form without their order."""
-        for number, bits, is_own in self._unordered[form].read(known):
+    def _read_unordered(self, form: str, number: int, word: str, time: int) -> None:
+        """Discloses words of a text that a form contains without their order."""
+        if form == "question":
+            return
+        unordered = self._unordered[form]
+        repeated = number in unordered.repeated
+        found = unordered.disclosed(number, word) if repeated else unordered.compare(number, time)
+        for bits, is_own in found:
             if bits & ~self.bits[number]:
                 self._disclose(self.bits, number, bits)
             if is_own and bits & ~self._credited[number]:

@@ -78,7 +78,7 @@ class Readability:
         codes = LETTER_CODES + 1
         counts = np.bincount(np.concatenate([text.pairs for text in self._texts]), minlength=codes**2)
         table = counts.reshape(codes, codes)
-        bits: npt.NDArray[np.float64] = -np.log2((table + 0.3) / (table.sum(1, keepdims=True) + 0.3 * 27))
+        bits: npt.NDArray[np.float64] = np.log2(table.sum(1, keepdims=True) + 0.3 * 27) - np.log2(table + 0.3)
         bits[-1], bits[:, -1] = _OTHER_SCRIPT_BITS, _OTHER_SCRIPT_BITS
         return bits.ravel(), float(counts @ bits.ravel()) / max(1, int(counts.sum()))
 

@@ -8,7 +8,6 @@ answer contains of the other texts at hand.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from statistics import median_low
 
 from casemate.text.disclosure.context import Context
@@ -22,70 +21,77 @@ _UNKNOWN_CHANCE = 0.3
 class UnorderedWords:
     """The words of one decoded form of an answer, without their order.
 
+    Words are only collected until a text may be repeated, because most answers repeat none.
+
     Args:
         context: The texts.
         question: Words of the question, which the answer does not disclose.
+
+    Attributes:
+        words: Words of the texts in the form, in order. The caller appends them.
+        least: For each text in the context, the number of its words in the form from which to compare it.
+        repeated: Numbers of the texts that the form repeats.
     """
 
     def __init__(self, context: Context, question: frozenset[str]) -> None:
         self._context, self._question = context, question
-        self._said: dict[str, int] = {}  # number of times that the answer contains each word of the texts
+        self.words, self._added = list[str](), 0
+        self.least, self.repeated = [float(UNORDERED_WORDS)] * context.shown, set[int]()
+        self._said: dict[str, int] = {}  # number of times that the form contains each word
         self._different, self._weight = [0] * context.shown, [0.0] * len(context.texts)
-        self._least = [0.0] * context.shown  # weight from which the answer may repeat a text
-        self._repeated = list[int]()  # numbers of the texts that the answer repeats
 
-    def read(self, known: Iterable[str]) -> list[tuple[int, int, bool]]:
-        """Adds words of the texts. Returns the words of each text that the answer repeats.
+    def compare(self, number: int, time: int) -> list[tuple[int, bool]]:
+        """Compares a text. Returns all of its words that the form contains, if these are more than chance explains.
+
+        Args:
+            number: Number of the text.
+            time: Number of its words in the form.
 
         Returns:
-            Number of the text, bit mask of a word, and whether no other text in the context contains it.
+            Bit mask of each word, and whether no other text in the context contains it.
         """
-        said, found = self._said, list[tuple[int, int, bool]]()
-        for word in known:
+        if not self._added:
+            self.least = [max(UNORDERED_WORDS, UNORDERED_SHARE * total) for total in self._context.weights]
+        self._add()
+        missing = max(UNORDERED_WORDS - self._different[number], self._least_weight(number) - self._weight[number])
+        if missing > 0:
+            self.least[number] = time + max(1, math.ceil(missing - 1e-9))  # a word weighs at most 1
+            return []
+        self.least[number] = math.inf
+        self.repeated.add(number)
+        words = self._context.texts[number].places.keys() & self._said.keys() - self._question
+        return [one for word in words for n in range(self._said[word]) for one in self._disclosed(number, word, n)]
+
+    def disclosed(self, number: int, word: str) -> list[tuple[int, bool]]:
+        """The last word of the form as a word of a repeated text: its bit mask, and whether only this text has it."""
+        self._add()
+        return [] if word in self._question else self._disclosed(number, word, self._said[word] - 1)
+
+    def _add(self) -> None:
+        """Adds the collected words."""
+        said, weights, different = self._said, self._weight, self._different
+        for word in self.words[self._added :]:
             said[word] = times = said.get(word, 0) + 1
-            if word in self._question:
+            if times > 1 or word in self._question:
                 continue
-            if times == 1:
-                for number in self._add(word):
-                    found += self._repeat(number)
-            if self._repeated:
-                found += self._disclosed(word, times, self._repeated)
-        return found
+            places, numbers, weight = self._context.holders[word]
+            for number in numbers:
+                weights[number] += weight
+            for number, _ in places:
+                different[number] += 1
+        self._added = len(self.words)
 
-    def _add(self, word: str) -> list[int]:
-        """Adds a new word. Returns the numbers of the texts that the answer repeats now."""
-        different, weights, least, found = self._different, self._weight, self._least, list[int]()
-        places, numbers, weight = self._context.holders[word]
-        for number in numbers:
-            weights[number] += weight
-        for number, _ in places:
-            different[number] += 1
-            if different[number] >= UNORDERED_WORDS and weights[number] >= least[number] and self._is_repeated(number):
-                found.append(number)
-        return found
-
-    def _is_repeated(self, number: int) -> bool:
-        """Whether the answer contains more of a text than chance explains."""
+    def _least_weight(self, number: int) -> float:
+        """The weight from which the words of a text are more than chance."""
         total = self._context.weights
         least = (UNORDERED_SHARE if len(total) > 1 else UNORDERED_SHARE + _UNKNOWN_CHANCE) * total[number]
         if self._weight[number] >= least and len(total) > 1:
             shares = [weight / (of or 1) for weight, of in zip(self._weight, total, strict=True)]
             del shares[number]
             least += median_low(shares) * total[number]
-        self._least[number] = least
-        return self._weight[number] >= least
+        return least
 
-    def _repeat(self, number: int) -> list[tuple[int, int, bool]]:
-        """Discloses all words of a text that the answer contains."""
-        self._least[number] = math.inf
-        self._repeated.append(number)
-        words = self._context.texts[number].places.keys() & self._said.keys() - self._question
-        return [
-            one for word in words for n in range(self._said[word]) for one in self._disclosed(word, n + 1, [number])
-        ]
-
-    def _disclosed(self, word: str, times: int, among: Iterable[int]) -> list[tuple[int, int, bool]]:
-        """The n-th occurrence of a word, n = ``times``, in some texts."""
-        is_own = len(self._context.holders[word].places) == 1
-        found = [(number, self._context.texts[number].places.get(word)) for number in among]
-        return [(number, at.places[times - 1][1], is_own) for number, at in found if at and times <= len(at.places)]
+    def _disclosed(self, number: int, word: str, before: int) -> list[tuple[int, bool]]:
+        """The occurrence of a word of a text after some ``before``."""
+        places = self._context.texts[number].places[word].places
+        return [(places[before][1], len(self._context.holders[word].places) == 1)] if before < len(places) else []
