@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache, partial, reduce
+from collections.abc import Sequence
+from functools import cached_property, lru_cache, reduce
 from itertools import chain
 from operator import or_
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from casemate.text.disclosure.chains import WordPlaces
-from casemate.text.disclosure.indexed_text import IndexedText, index_text
+from casemate.text.disclosure.indexed_text import index_text
 from casemate.text.disclosure.letter_search import LetterSearch
 from casemate.text.disclosure.readability import Readability
 from casemate.text.disclosure.spelling import Speller
 from casemate.text.outlines import HASHES
 from casemate.text.tokens import FunctionCache
-
-
-class Holders(NamedTuple):
-    """The texts that contain a word.
-
-    Attributes:
-        places: Numbers of the texts in the context, and the positions of the word in each.
-        numbers: Numbers of all texts, those in the context first.
-        weight: Weight of the word, see ``unordered``.
-    """
-
-    places: list[tuple[int, WordPlaces]]
-    numbers: list[int]
-    weight: float
 
 
 class Context:
@@ -47,8 +31,9 @@ class Context:
         shown: Number of texts in the context.
         texts: All texts, those in the context first.
         counts: For each content word, the number of texts that contain it.
+        numbers: For each content word, their numbers.
         vocabulary: All content words.
-        holders: For each word, the texts that contain it.
+        holders: For each word, the numbers of the texts in the context that contain it, and its positions in each.
         own_words: By number of a text, its words that no other text contains.
         speller: Finds their words among misspelled words.
         letters: Finds their words in letters without spaces.
@@ -60,12 +45,24 @@ class Context:
         self.texts = [index_text(text) for text in (*shown, *unseen)]
         self.counts = Counter(chain.from_iterable(text.places for text in self.texts))
         self.vocabulary = self.counts.keys()
-        self.holders = FunctionCache(partial(_holders, list(enumerate(text.places for text in self.texts)), self.shown))
-        self.own_words = FunctionCache(partial(_own_words, self.texts, self.counts))
+        self._places = [(number, text.places) for number, text in enumerate(self.texts)]
+        self._shown_places = self._places[: self.shown]
+        self.numbers = FunctionCache(self._numbers)
+        self.holders = FunctionCache(self._holders)
+        self.own_words = FunctionCache(self._own_words)
         among = self.texts[: self.shown]
         self.speller = Speller(among, self.texts, self.vocabulary)
         self.letters = LetterSearch(self.texts)
         self.readability = Readability(among, self.texts, self.vocabulary)
+
+    def _holders(self, word: str) -> list[tuple[int, WordPlaces]]:
+        return [(number, places[word]) for number, places in self._shown_places if word in places]
+
+    def _numbers(self, word: str) -> list[int]:
+        return [number for number, places in self._places if word in places]
+
+    def _own_words(self, number: int) -> frozenset[str]:
+        return frozenset(word for word in self.texts[number].places if self.counts[word] == 1)
 
     @cached_property
     def weights(self) -> list[float]:
@@ -91,15 +88,3 @@ class Context:
 
 share_context = lru_cache(maxsize=32)(Context)
 """The context of some texts; the last 32 contexts are cached."""
-
-
-def _own_words(texts: Sequence[IndexedText], counts: Mapping[str, int], number: int) -> frozenset[str]:
-    """The words of a text that no other text contains, by the given counts."""
-    return frozenset(word for word in texts[number].places if counts[word] == 1)
-
-
-def _holders(texts: Iterable[tuple[int, Mapping[str, WordPlaces]]], shown: int, word: str) -> Holders:
-    """The texts that contain a word."""
-    found = [(number, places[word]) for number, places in texts if word in places]
-    numbers = [number for number, _ in found]
-    return Holders(found[: bisect_left(numbers, shown)], numbers, 1 / (len(numbers) or 1))

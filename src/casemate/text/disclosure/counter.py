@@ -256,7 +256,7 @@ class DisclosureCounter:
         for word in known:
             best = 0
             unordered.words.append(word)
-            for number, places in holders[word].places:
+            for number, places in holders[word]:
                 compared += len(places.places)
                 chain = chains[number]
                 length, bits = chain.extend(places)

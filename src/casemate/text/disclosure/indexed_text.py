@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 
 from casemate.text.disclosure.chains import WordPlaces
 from casemate.text.disclosure.letters import (
@@ -18,6 +19,7 @@ from casemate.text.disclosure.letters import (
     MIN_LETTERS,
     SCRIPTS,
     deletions,
+    hash_codes,
     letter_codes,
     letter_pairs,
     ngram_codes,
@@ -95,6 +97,11 @@ class IndexedText:
         """
         words = [w for w in self._alphabetic if MIN_LETTERS < len(w) <= LONG_WORD]
         return self._skipping | {key: word for word in words for key in (sorted_letters(word), *deletions(word))}
+
+    @cached_property
+    def misspelled_codes(self) -> npt.NDArray[np.int64]:
+        """The ``hash_codes`` of ``misspelled``."""
+        return np.array(hash_codes(self.misspelled), np.int64)
 
 
 index_text = lru_cache(maxsize=1024)(IndexedText)

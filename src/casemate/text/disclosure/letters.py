@@ -25,6 +25,8 @@ LAST_LATIN = "\u017f"
 """The last letter common to all scripts."""
 HASHES = 1 << 16
 """Range of 16-bit hashes."""
+SPELLING_HASHES = 1 << 18
+"""Range of hashes of misspelled words. Ten texts of 100 words have about 7,000."""
 
 
 def sorted_letters(word: str) -> str:
@@ -35,6 +37,11 @@ def sorted_letters(word: str) -> str:
 def deletions(word: str) -> list[str]:
     """All results of deleting one letter of a word."""
     return [word[:i] + word[i + 1 :] for i in range(len(word))]
+
+
+def hash_codes(words: Iterable[str]) -> list[int]:
+    """A number below ``SPELLING_HASHES`` for each word; the same for the same word in one process."""
+    return [hash(word) % SPELLING_HASHES for word in words]
 
 
 def letter_codes(letters: str) -> npt.NDArray[np.uint16]:

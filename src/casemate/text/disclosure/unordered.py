@@ -38,7 +38,7 @@ class UnorderedWords:
         self.words, self._added = list[str](), 0
         self.least, self.repeated = [float(UNORDERED_WORDS)] * context.shown, set[int]()
         self._said: dict[str, int] = {}  # number of times that the form contains each word
-        self._different, self._weight = [0] * context.shown, [0.0] * len(context.texts)
+        self._different, self._weight = [0] * len(context.texts), [0.0] * len(context.texts)
 
     def compare(self, number: int, time: int) -> list[tuple[int, bool]]:
         """Compares a text. Returns all of its words that the form contains, if these are more than chance explains.
@@ -74,10 +74,9 @@ class UnorderedWords:
             said[word] = times = said.get(word, 0) + 1
             if times > 1 or word in self._question:
                 continue
-            places, numbers, weight = self._context.holders[word]
-            for number in numbers:
+            weight = 1 / self._context.counts[word]
+            for number in self._context.numbers[word]:
                 weights[number] += weight
-            for number, _ in places:
                 different[number] += 1
         self._added = len(self.words)
 
@@ -94,4 +93,4 @@ class UnorderedWords:
     def _disclosed(self, number: int, word: str, before: int) -> list[tuple[int, bool]]:
         """The occurrence of a word of a text after some ``before``."""
         places = self._context.texts[number].places[word].places
-        return [(places[before][1], len(self._context.holders[word].places) == 1)] if before < len(places) else []
+        return [(places[before][1], len(self._context.holders[word]) == 1)] if before < len(places) else []
