@@ -196,6 +196,8 @@ class DisclosureCounter:
         before, decoded, unknown, hidden = self._disclosed(), decodings(block), "", 0
         streams, size, readable = list[tuple[str, str]](), 0, set[str]()
         for form, text in decoded:
+            if form == "swapped" and readable:
+                continue
             letters = only_letters(text)
             if form == "plain" or len(letters) >= _LEAST_LETTERS * len(text):
                 words = split_words(text)
@@ -205,7 +207,8 @@ class DisclosureCounter:
                     self._read("misspelled", self._context.speller.correct(words))
                 else:
                     self._read(form, words)
-                self._read(f"{form}, reversed", " ".join(words)[::-1].split()[::-1])
+                if form not in readable:
+                    self._read(f"{form}, reversed", " ".join(words)[::-1].split()[::-1])
                 self._read(f"{form}, consonants", self._context.speller.complete(words))
                 streams.append((form, letters))
                 size += len(letters)
