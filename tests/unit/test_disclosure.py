@@ -96,7 +96,7 @@ class NaiveChains:
 @pytest.mark.parametrize("seed", range(60))
 def test_chains_are_those_of_the_definition(seed, monkeypatch):
     """Words of several texts in runs, forwards and backwards, with skips and repetitions."""
-    monkeypatch.setattr(disclosure, "UNORDERED_SHARE", 2)  # chains alone
+    monkeypatch.setattr(disclosure.unordered, "UNORDERED_SHARE", 2)  # chains alone
     rng = random.Random(seed)
     texts = [[f"t{n}w{i}x" for i in range(20)] for n in range(3)]
     said = []
@@ -130,7 +130,10 @@ class NaiveCounter(DisclosureCounter):
                 for n, text in enumerate(self._texts)
                 if word in text.places
             ]
-            for n, _, bits in found:
+            self._unordered[form].words.append(word)
+            for n, length, bits in found:
+                if n < self._shown and (not length or n not in self._unordered[form].repeated):
+                    self._read_unordered(form, n, word, self.ends[form, n])
                 self.growth += bin(bits & ~self.bits[n]).count("1") if n < self._shown else 0
                 self.bits[n] |= bits
             length, n, bits = max(
@@ -141,6 +144,7 @@ class NaiveCounter(DisclosureCounter):
                 self._credited[-n] |= bits
             compared = self._texts[: self._shown] if form == "question" else self._texts
             self.steps += 2 * MAX_SKIP * sum(len(text.places[word].places) for text in compared if word in text.places)
+        self._expected_of[form] = len(self._unordered[form].words)  # compared above
         return known
 
     def extended(self, form, number, places):
@@ -163,13 +167,13 @@ class NaiveCounter(DisclosureCounter):
                     break
         return longest, disclosed
 
-    def _read_letters(self, streams):
+    def _read_letters(self, streams, readable):
         for form, letters in (stream for stream in streams if len(stream[1]) >= 4):
             counts = np.array([letters.count(c) for c in ascii_lowercase])
-            best = np.argsort(-(self._context.alphabet_weights @ counts).astype(int))[:2] + 1
-            tried = [0, *([] if form in disclosure._PERMUTED else best.tolist())]
+            best = np.argsort(-(self._context.letters.alphabet_weights @ counts).astype(int))[:2] + 1
+            tried = [0, *([] if form in {*disclosure.letter_search.PERMUTED, *readable} else best.tolist())]
             for number, (order, suffix) in product(tried, ((1, ""), (-1, ", reversed"))):
-                stream = letters[::order].translate(disclosure._TO_ALPHABET[number])
+                stream = letters[::order].translate(disclosure.letter_search.TO_ALPHABET[number])
                 self._read(f"{form}, alphabet {number}{suffix}", self.words_in(stream))
                 self.steps += len(letters)
 
@@ -194,7 +198,7 @@ HOSTILE = ["\\", "<b>", "a", "A7", "01 ", "%41", "=41", "VkdobA== ", "\ud800", "
 @pytest.mark.parametrize("seed", range(24))
 def test_counts_equal_those_of_all_comparisons(seed, monkeypatch):
     """Random and hostile answers: repeated words, one word at several near places, disguises within disguises."""
-    monkeypatch.setattr(disclosure, "_GROUP", 150)  # letters of one block are searched in several groups
+    monkeypatch.setattr(disclosure.counter, "_GROUP", 150)  # letters of one block are searched in several groups
     rng = random.Random(seed)
     texts = [
         " ".join(rng.choices(SMALL, k=rng.randrange(30))) if rng.random() < 0.5 else rng.choice(NOTES) for _ in range(5)
@@ -323,18 +327,65 @@ def test_words_of_a_text_in_another_order_are_counted(name):
     assert counter.credited[1].bit_count() > 0.3 * counter.lengths[1] > 0
 
 
-def test_words_in_another_order_count_from_half_of_those_that_no_other_text_has():
-    """A word of the question is not disclosed, and one of another text is credited to neither."""
+def test_words_in_another_order_count_from_a_share_above_chance():
+    """A word of the question is not disclosed, and one of another text is credited to neither.
+
+    Weights: 16 own words and 48 / 2 shared ones, together 40. Of the other text, .5 of 24 are chance.
+    """
     shared = [f"both{i}x" for i in range(48)]
     words = [word for i in range(16) for word in (f"own{i}x", *shared[3 * i : 3 * i + 3])]  # too far apart for a chain
     counter = DisclosureCounter([" ".join(words), " ".join(shared)], "Is it own0x?")
-    said = ["own0x", shared[40], *(f"own{i}x" for i in (5, 10, 15, 1, 6, 11, 2))]
+    said = ["own0x", shared[40], *(f"own{i}x" for i in (5, 10, 15, 1, 6, 11, 2, 7))]
     counter.read(" ".join(said))
+    assert 8.5 < (0.5 / 24 + disclosure.unordered.UNORDERED_SHARE) * 40 < 9.5
     assert counter.covered == [0, 0]
-    counter.read(" own7x")
-    assert {words[at] for at in positions(counter.covered[0])} == {*said[1:], "own7x"}
-    assert {words[at] for at in positions(counter.credited[0])} == {*said[2:], "own7x"}
+    counter.read(" own12x")
+    assert {words[at] for at in positions(counter.covered[0])} == {*said[1:], "own12x"}
+    assert {words[at] for at in positions(counter.credited[0])} == {*said[2:], "own12x"}
     assert counter.covered[1] == 0
+
+
+def test_less_than_eight_words_in_another_order_are_chance():
+    text = " ".join(word for i in range(8) for word in (f"own{i}x", f"a{i}x", f"b{i}x", f"c{i}x"))
+    counter = DisclosureCounter([text, FERRY])
+    counter.read("own5x own1x own6x own2x own7x own3x own0x")
+    assert counter.covered[0] == 0
+    assert counter.read(" own4x")[0].bit_count() == 8
+
+
+def parts_of(count, size):
+    """The words of a text in groups, one group after the other to each of several answers."""
+
+    def split(text):
+        said = text.split()
+        groups = [" ".join(said[i : i + size]) for i in range(0, len(said), size)]
+        return ["; ".join(groups[i::count]) for i in range(count)]
+
+    return split
+
+
+def shuffled(change):
+    return lambda text: [" ".join(random.Random(1).sample(change(text).split(), len(text.split())))]
+
+
+SPREAD = {
+    "three words at a time to three answers": parts_of(3, 3),
+    "every fourth word to each of four answers": parts_of(4, 1),
+    "words with an ending, in any order": shuffled(lambda text: " ".join(f"{word}ovich" for word in text.split())),
+    "numbered stems": lambda text: [" ".join(f"{i}. {word[:4]}." for i, word in enumerate(text.split()))],
+    "letters by columns": lambda text: [" ".join("".join("".join(text.lower().split())[i::8]) for i in range(8))],
+}
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_words_spread_over_answers_or_numbered_are_counted(name):
+    found, hidden = 0, 0
+    for answer in SPREAD[name](NOTES[6]):
+        counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45])
+        bits = counter.read(answer)
+        assert max(b.bit_count() / n for b, n in zip(bits[:1] + bits[2:], counter.lengths[1:], strict=True)) < 0.35
+        found, hidden = found | bits[1], hidden + counter.unreadable_words
+    assert found.bit_count() + hidden > 0.6 * counter.lengths[1]
 
 
 FILLED = {
@@ -357,6 +408,14 @@ def test_invisible_characters_behind_readable_words_are_counted_while_the_answer
     for _ in range(3):
         counter.add(f" {word}{INVISIBLE['bytes as variation selectors'](NOTES[6])[4:104]}")
     assert counter.covered[1].bit_count() + counter.unreadable_words > 30 and counter.undecoded_letters == 100
+
+
+def test_single_letters_are_not_language():
+    """Also beside a text that contains some."""
+    letters = [" ".join(re.sub("[^a-z]", "", NOTES[6].lower())[i::8]) for i in range(8)]
+    counter = DisclosureCounter([*NOTES[5:10], " ".join(f"Group {c}: p < .05." for c in ascii_lowercase * 3)])
+    counter.read("\n".join(letters))
+    assert counter.unreadable_words > 0.5 * counter.lengths[1]
 
 
 def test_a_code_in_the_question_is_not_readable():

@@ -39,20 +39,26 @@ _RUN = re.compile(_HIT + b"\x01*")
 """Consecutive letters with hashes that another outline has."""
 
 
+def without_numbers(part: list[str]) -> list[str]:
+    """The words of a part that are not numbers."""
+    return [word for word in part if not word.isdigit()]
+
+
 def ends_of_words(parts: Iterable[list[str]], function_words: Collection[str]) -> str:
     """The first and the last letter of each part, in capitals if all of its words are function words.
 
-    Letters of other alphabets are replaced by some letters of ASCII.
+    Numbers are left out, because an answer may number its words. Letters of other alphabets become some letters
+    of ASCII.
 
     Args:
-        parts: The words of each part between two spaces. Parts without words are ignored.
+        parts: The words of each part between two spaces. Parts without words, and numbers, are ignored.
         function_words: Words in lower case.
 
-    >>> ends_of_words([["divers"], ["in"], [], ["mid", "may"]], {"in"})
+    >>> ends_of_words([["1", "divers"], ["in"], ["7"], ["mid", "may"]], {"in"})
     'dsINmy'
     """
     found = list[str]()
-    for words in filter(None, parts):
+    for words in filter(None, map(without_numbers, parts)):
         ends = words[0][0] + words[-1][-1]
         if not ends.isascii():
             ends = "".join([c if c.isascii() else chr(ord("a") + ord(c) % 26) for c in ends])
