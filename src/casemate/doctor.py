@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -102,6 +103,7 @@ def examine(path: Path | None, fix: bool = False) -> Iterator[Finding]:
         yield from _guard(app)
         yield from _order(app)
         yield from _audience(app)
+        yield from _labels(app)
         yield from _budgets(app)
         yield from _reindexed(app)
         yield from _events(app)
@@ -192,9 +194,7 @@ def _audience(app: App) -> Iterator[Finding]:
         yield Finding("audience", True, "every client may read every source that its labels allow, in full")
         return
     try:
-        events = [e.body for e in app.store.scan("key")]
-        revoked = {body.get("key") for body in events if body.get("action") == "revoked"}
-        clients = [b for b in events if b.get("role") == "client" and b.get("key") not in revoked]
+        clients = _client_keys(app)
         restricted = sum(policy.restricts(Query("", groups=frozenset(b.get("groups", ())))) for b in clients)
         enforced = app.mode == "enforce"
         how = "" if enforced else f"; NOT carried out in mode {app.mode}: run 'casemate enforce'"
@@ -219,6 +219,39 @@ def _audience(app: App) -> Iterator[Finding]:
                 yield Finding("audience", None if lacking else True, f"{detail}; no rule with it covers them")
     except CasemateError as error:
         yield Finding("audience", False, str(error))
+
+
+def _client_keys(app: App) -> list[Mapping[str, Any]]:
+    """The recorded grants of all valid client keys."""
+    events = [e.body for e in app.store.scan("key")]
+    revoked = {body.get("key") for body in events if body.get("action") == "revoked"}
+    return [b for b in events if b.get("role") == "client" and b.get("key") not in revoked]
+
+
+def _labels(app: App) -> Iterator[Finding]:
+    """Counts the sources with access labels, and compares their labels with those of client keys.
+
+    An attached collection is not read: that could take long.
+    """
+    if isinstance(app.index, AttachedIndex):
+        return
+    try:
+        held = {label for key in _client_keys(app) for label in key.get("labels", ())}
+        for tenant in app.index.tenants():
+            sources = {d.source: d.labels for documents, _ in app.index.scan(tenant) for d in documents}
+            used = Counter(label for labels in sources.values() for label in labels)
+            if not used and not held:
+                continue
+            labeled = sum(map(bool, sources.values()))
+            detail = f"tenant {tenant!r}: {labeled} of {len(sources)} sources are restricted to keys with a label (acl)"
+            named = ", ".join(f"{label} {plural(count, 'source')}" for label, count in sorted(used.items()))
+            yield Finding("labels", True if labeled else None, detail + (f": {named}" if named else ""))
+            if unread := sorted(used.keys() - held):
+                yield Finding("labels", None, f"tenant {tenant!r}: no client key has the labels {unread}")
+            if unused := sorted(held - used.keys()):
+                yield Finding("labels", None, f"tenant {tenant!r}: keys have labels that no source has: {unused}")
+    except CasemateError as error:
+        yield Finding("labels", False, str(error))
 
 
 def _groups(policy: AudiencePolicy, clients: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

@@ -312,9 +312,11 @@ def test_progress_is_printed_in_lines_where_there_is_no_terminal(monkeypatch, ca
         monkeypatch.setattr(progress, "get_time", iter(range(100)).__next__)
         for _ in range(3):
             progress.advance(task, 2)
+        assert re.fullmatch(r"embedding: 6 of 1,000 after \d+ s", console._progress_line(progress.tasks[0]))
+        progress.advance(task, 104)
         seconds = console._progress_line(progress.tasks[0])
-        assert re.fullmatch(r"embedding: 6 of 1,000 after \d+ s, about 8 min left", seconds)
-        progress.advance(task, 990)
+        assert re.fullmatch(r"embedding: 110 of 1,000 after \d+ s, about \d+ s left", seconds)
+        progress.advance(task, 886)
         assert re.search(r", about \d s left$", console._progress_line(progress.tasks[0]))
     with console.bar() as progress:
         progress.add_task("reading", total=4000, completed=1000, unit="bytes")

@@ -248,6 +248,7 @@ def test_attach_calibrates_the_guard_for_one_collection_in_a_folder(casemate, tm
     assert "calibrat" not in casemate("attach", "-c", "a.yaml", "--dry-run").stderr
     done = casemate("attach", "-c", "a.yaml")
     assert done.exit_code == 0, done.output
+    assert "calibrating the guard; often about a minute" in done.stderr and "has no calibration" not in done.stderr
     assert "mirabel is calibrated on 20 synthetic questions" in done.stderr
     assert "calibrat" not in casemate("attach", "-c", "a.yaml").stderr
     calibrated = (tmp_path / ".casemate/calibration.json").read_bytes()

@@ -15,6 +15,7 @@ from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.cli import cli
 from casemate.doctor import FEW, examine
 from casemate.errors import ConfigError, DataError
+from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.guard.calibration.file import write_calibration
 from casemate.guard.calibration.log_review import log_warnings, weak_attacks_note
 from casemate.guard.watermarks.honeytoken_keys import METADATA
@@ -67,6 +68,20 @@ def test_an_empty_index_and_a_new_corpus_are_notes(folder):
     found = details(folder)
     assert found["documents"] == (None, "the index is empty; run 'casemate index'")
     assert found["corpus"][0] is None and found["corpus"][1].startswith("0 sources up to date; 40 new, changed or")
+
+
+@pytest.mark.parametrize(("label", "notes"), [("hr", 0), ("hrr", 2)])
+def test_sources_with_access_labels_are_counted_and_compared_with_the_keys(label, notes, folder):
+    lines = [{"_id": f"n{i}", "text": f"note {i} is long enough", "acl": ["hr"] if i < 3 else None} for i in range(9)]
+    (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    index(folder, folder / "corpus.jsonl")
+    assert "labels" in details(folder)
+    with open_app(folder / "casemate.yaml") as app:
+        ApiKeyStore(app.store).create(Grant("ann", labels=(label,)))
+    found = [(f.ok, f.detail) for f in examine(folder / "casemate.yaml") if f.name == "labels"]
+    counted = "tenant 'default': 3 of 9 sources are restricted to keys with a label (acl): hr 3 sources"
+    assert found[0] == (True, counted)
+    assert len(found[1:]) == notes and all(ok is None for ok, _ in found[1:])
 
 
 def test_few_documents_are_a_note(folder):
@@ -188,7 +203,7 @@ def test_an_index_that_cannot_be_read_is_not_reported_as_the_event_store(folder,
         file.write("rag: {corpus: corpus.jsonl, embedder: bag}\nguard: {defenses: [mirabel, reindex, crawl_limit]}\n")
     found = details(folder)
     failed = {name for name, (_, detail) in found.items() if detail == "the index is damaged"}
-    assert failed == {"index", "guard", "budgets", "reindex", "daily share"}
+    assert failed == {"index", "guard", "budgets", "reindex", "daily share", "labels"}
     assert found["event store"] == (True, "0 verdicts") and found["crawl limit"][0] is True
 
 
@@ -209,12 +224,12 @@ def test_a_daily_share_of_most_of_the_collection_is_a_note(questions, small, fol
         file.write(f"rag: {{corpus: corpus.jsonl, embedder: bag, k: 5}}\nguard: {{defenses: [{defense}]}}\n")
     monkeypatch.chdir(folder)
     done = CliRunner().invoke(cli, ["index"], catch_exceptions=False)
-    detail = "one client may be shown 35 of 40 chunks (88 %) in 24 hours. To show it at most 10 (25 %), write {use: "
-    detail += (
-        "crawl_limit, questions: 2} instead of crawl_limit in guard.defenses. A client is then shown new chunks for "
-    )
-    detail += "2 questions in 24 hours, and its other questions are answered from the chunks that it was shown before."
+    detail = "one client may be shown 35 of 40 chunks (88 %) in 24 hours. To show it at most 10 (25 %), set questions: "
+    detail += "2 for crawl_limit in guard.defenses: further questions are then answered from the chunks that the "
+    detail += "client was shown before."
     assert (f"note: {detail}" in done.stderr) == small
+    again = CliRunner().invoke(cli, ["index"], catch_exceptions=False)
+    assert "one client may be shown" not in again.stderr
     assert details(folder).get("daily share") == ((None, f"tenant 'default': {detail}") if small else None)
 
 

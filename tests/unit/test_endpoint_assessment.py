@@ -30,6 +30,7 @@ def folder(tmp_path, monkeypatch):
     load = plugins.load
     monkeypatch.setattr(plugins, "load", lambda role, name: LongTexts if name == "minilm" else load(role, name))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(endpoint, "RESUME_S", 0.0)
     external_system.write_known(tmp_path)
     return tmp_path
 
@@ -155,6 +156,22 @@ def test_an_empty_answer_to_one_question_counts_as_refused(attempt):
     assert not found["failures"]
     assert found["headlines"][0]["value"][0] > 0.9
     assert len(server.received) <= 80
+
+
+@pytest.mark.parametrize(("answered", "busy"), [(15, 12), (80, 3)])
+def test_an_attack_is_resumed_after_requests_that_failed_three_times(answered, busy, attempt):
+    with serving(script=["bare"] * answered + ["429"] * busy) as server:
+        code, _, found = attempt("--endpoint", server.url, "--json", "--queries", "130")
+    assert (code in (0, 3), found["failures"]) == (True, [])
+    assert server.count <= 130 and heads(found)[0] > 0.9 and heads(found)[2] is not None
+
+
+def test_the_rate_of_requests_can_be_limited(attempt, monkeypatch):
+    built = []
+    build = endpoint.build_external_targets
+    monkeypatch.setattr(endpoint, "build_external_targets", lambda config: built.append(config) or build(config))
+    attempt("--endpoint", "http://127.0.0.1:9/ask", "--requests-per-s", "2.5")
+    assert built[0].redteam.target.options["requests_per_s"] == 2.5
 
 
 def test_a_system_that_fails_during_the_attack_gives_a_report_that_says_so(attempt, folder):

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from casemate import plugins
 from casemate.app import open_app
+from casemate.backends.generators.extractive import unanswered_reason
 from casemate.cli import cli
-from casemate.cli.ask import _Excluded, _explain
+from casemate.cli.ask import _Excluded, _explain, _report_withheld
 from casemate.cli.canary import _describe_counts
 from casemate.errors import ConfigError
 from casemate.guard import defenses
@@ -137,7 +138,7 @@ def test_every_defense_with_verdicts_states_its_reason_in_words():
     one = verdicts.reason("quorum", EVIDENCE["quorum"] | {"stating": 1})
     assert one == EXPECTED["quorum"].replace("3 of them state", "1 of them states")
     assert verdicts.reason("quorum", {"units": 0, "readable": 0, "words": 0, "best": 0.17, "floor": 0.3}) == (
-        "unreadable sources left out; none was relevant (best .17, needs .30); 0 readable documents kept"
+        "left out unreadable sources; none was relevant (best .17, needs .30); 0 readable documents kept"
     )
     assert verdicts.reason("embargo", {"rule_name": "x", "none": []}) == "rule name: x"
 
@@ -183,27 +184,57 @@ def test_quorum_does_not_say_not_flagged(enforced):
     far = {"units": 0, "readable": 0, "words": 0, "best": 0.24, "floor": 0.3, "left_out": 6}
     found = Verdict("quorum", False, Action.HIDE, 0.0, 0.0, ("a#1", "b#1"), far, enforced)
     assert verdict_lines(found) == [
-        "quorum: 6 unreadable sources left out; none was relevant (best .24, needs .30); 0 readable documents kept"
+        "quorum: left out 6 unreadable sources; none was relevant (best .24, needs .30); 0 readable documents kept"
     ]
     answered = Verdict("quorum", False, Action.HIDE, 0.0, 0.0, ("a#1", "b#1"), EVIDENCE["quorum"], enforced)
     decision, _, last = verdict_lines(answered)
-    left_out = "left out" if enforced else "would be left out (observe mode)"
-    assert decision == f"quorum: 2 chunks that the client may not read {left_out}"
+    left_out = "2 chunks that the client may not read"
+    assert decision == f"quorum: {f'left out {left_out}' if enforced else f'would leave out {left_out} (observe mode)'}"
     assert last == f"  {'left out' if enforced else 'would withhold'} chunks: a#1, b#1"
 
 
-def test_figures_of_a_verdict_are_explained(capsys):
-    found = [
-        Verdict("mirabel", False, Action.NONE, 10.91, 16.69, (), EVIDENCE["mirabel"]),
-        Verdict("crawl_limit", False, Action.NONE, 1.0, 1e5, (), EVIDENCE["crawl_limit"]),
-        Verdict("quorum", False, Action.NONE, 0.0, 0.0, (), EVIDENCE["quorum"]),
-    ]
-    for verdicts_shown in (found, found[2:]):
-        answer = Answer("text", Retrieval((), SimilarityStats(40, 0.1, 0.1)), tuple(verdicts_shown))
-        _explain(answer, "enforce", _Excluded("ann", 5, None, ()))
-        said = " ".join(capsys.readouterr().out.split())
-        assert ("the threshold differs at random by client and document" in said) == (len(verdicts_shown) == 3)
-        assert ("evidence 1 is that of an ordinary client" in said) == (len(verdicts_shown) == 3)
+@pytest.mark.parametrize("flagged", [True, False])
+def test_figures_of_a_flagged_question_are_explained(flagged, capsys):
+    found = (
+        Verdict("mirabel", flagged, Action.NONE, 10.91, 16.69, (), EVIDENCE["mirabel"]),
+        Verdict("crawl_limit", flagged, Action.NONE, 1.0, 1e5, (), EVIDENCE["crawl_limit"]),
+        Verdict("quorum", flagged, Action.NONE, 0.0, 0.0, (), EVIDENCE["quorum"]),
+    )
+    _explain(
+        Answer("text", Retrieval((), SimilarityStats(40, 0.1, 0.1)), found), "enforce", _Excluded("a", 5, None, ())
+    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("the threshold differs at random by client and document" in said) == flagged
+    assert ("evidence 1 is that of an ordinary client" in said) == flagged
+
+
+RECORD = "Ada Lund reported back pain after lifting the heavy fixtures. The company doctor advised two weeks of rest."
+OTHER = "Visitors sign in at gate 2 and wear a yellow badge."
+
+
+@pytest.mark.parametrize(
+    ("question", "context", "reason"),
+    [
+        (f"Is this in your files? {RECORD}", RECORD, "contains 2 of the sentences in the context"),
+        ("Who won the cup?", OTHER, "no sentence of the context answers the question"),
+    ],
+)
+def test_an_unknown_answer_has_a_reason(question, context, reason):
+    assert reason in unanswered_reason(question, [Document("d", context)])
+
+
+@pytest.mark.parametrize(
+    ("enforced", "hidden", "note"),
+    [
+        (False, ("hr.txt",), "note: the guard observes; it would withhold hr.txt; --explain shows why"),
+        (True, ("hr.txt",), "note: the guard withheld hr.txt; --explain shows why"),
+        (True, (), ""),
+    ],
+)
+def test_the_operator_is_told_what_is_withheld_or_would_be(enforced, hidden, note, capsys):
+    given = [Verdict("mirabel", bool(hidden), Action.HIDE, 2.0, 1.0, hidden, {}, enforced)] * 2
+    assert _report_withheld(given) == bool(note)
+    assert " ".join(capsys.readouterr().err.split()) == note
 
 
 def test_empty_evidence_is_left_out():

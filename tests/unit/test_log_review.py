@@ -115,7 +115,7 @@ class TestConstructedLogs:
         log = np.random.default_rng(5).permutation([*everyday(400 - count), *pasted(count)]).tolist()
         (warning,) = log_warnings(fitted(rag, log), 0.01)
         assert "as close to one document as attack queries (direct" in warning
-        assert "Remove pasted records and attacks" in warning
+        assert "pasted records or attacks, remove them" in warning
 
     def test_a_log_of_attacks_only_is_reported_or_refused(self, rag):
         made = fitted(rag, pasted(400))

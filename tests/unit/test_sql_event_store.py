@@ -442,6 +442,12 @@ def test_a_renamed_or_deleted_file_fails_reads_and_keeps_events_until_it_is_back
     assert "was renamed" in caplog.text
 
 
+def test_a_migration_logs_nothing_of_alembic_at_info(make, caplog):
+    caplog.set_level(logging.INFO)
+    make().close()
+    assert not [record for record in caplog.records if record.name.startswith("alembic")]
+
+
 def test_a_database_of_the_newest_schema_is_opened_without_alembic(make, path):
     make().close()
     code = f"import sys; from {LOGGER} import SqlEventStore; SqlEventStore('sqlite:///{path}').close()"

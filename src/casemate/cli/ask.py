@@ -16,6 +16,7 @@ from rich.table import Table
 
 from casemate import config as configuration
 from casemate.app import open_app
+from casemate.backends.generators.extractive import unanswered_reason
 from casemate.cli.console import Code, ConfigFile, Json, Tenant, out, plain, print_json, say, shown
 from casemate.config import Config
 from casemate.errors import BackendError, ConfigError, QueryError
@@ -28,7 +29,7 @@ from casemate.rag.question_file import read_questions
 from casemate.reports.format import plural
 from casemate.reports.verdicts import NOTES, context_rows, score_figures, some, verdict_lines
 from casemate.system import App
-from casemate.types import DEFAULT_TENANT, Action, Answer, Query, Verdict
+from casemate.types import DEFAULT_TENANT, UNKNOWN, Action, Answer, Query, Verdict
 
 Mode = Annotated[Literal["enforce", "observe", "off"] | None, typer.Option("--guard", help="Overrides guard.mode.")]
 
@@ -69,7 +70,8 @@ def ask(
         app.require_documents(asker.tenant)
         if as_json or explain:
             answer, excluded = asyncio.run(asker.explained(question))
-            print_json(_as_json(answer, excluded)) if as_json else _explain(answer, settings.guard.mode, excluded)
+            why = _no_answer_reason(app, question, answer)
+            print_json(_as_json(answer, excluded)) if as_json else _explain(answer, settings.guard.mode, excluded, why)
         else:
             asker.print_stream(question)
 
@@ -139,28 +141,36 @@ class _Asker:
     def warn_of_observe_mode(self) -> None:
         """Says that a key with restrictions is answered without them."""
         if self.key is not None and self.app.ignores_audience and self.app.guard.audience.restricts(self.query("")):
-            say.print(f"[yellow]warning:[/yellow] {IGNORED}; --guard enforce shows the answer with it", soft_wrap=True)
+            say.print(f"[yellow]warning:[/yellow] {IGNORED}; --guard enforce shows the answer with it")
 
     def print_stream(self, question: str) -> None:
-        """Streams the answer, and reports to the operator what was withheld."""
+        """Streams the answer, and reports to the operator what was withheld. For a key, it says only that this ran."""
         if self.key is not None:
             asyncio.run(_print_stream(self.target.stream(self.query(question))))
+            what = "shows the verdicts, and the sources that this key may not read"
+            say.print(f"dry run as {shown(self.key.grant.name)}: nothing was recorded; --explain {what}")
             return
         with verdict_log.collect_verdicts() as verdicts:
-            asyncio.run(_print_stream(self.target.stream(self.query(question))))
-        _report_withheld(verdicts)
+            text = asyncio.run(_print_stream(self.target.stream(self.query(question))))
+        if not _report_withheld(verdicts) and text.strip() == UNKNOWN:
+            say.print("--explain shows the context, and why there is no answer")
 
 
-def _report_withheld(verdicts: list[Verdict]) -> None:
-    """Reports on stderr what was withheld: the user of the command line is the operator."""
+def _report_withheld(verdicts: list[Verdict]) -> bool:
+    """Reports on stderr what was withheld, or would be: the user of the command line is the operator.
+
+    Returns whether there was anything to report.
+    """
     for line in dict.fromkeys(_failure(v) for v in verdicts if v.evidence.get("message")):
-        say.print(line, soft_wrap=True)
-    enforced = [v for v in verdicts if v.enforced and "error" not in v.evidence]
-    withheld = [some(hidden)] if (hidden := [i for v in enforced for i in v.hidden]) else []
-    withheld += ["the rest of the answer"] if any(v.action is Action.WITHHOLD for v in enforced) else []
+        say.print(line)
+    judged = [v for v in verdicts if "error" not in v.evidence]
+    withheld = [some(hidden)] if (hidden := list(dict.fromkeys(i for v in judged for i in v.hidden))) else []
+    withheld += ["the rest of the answer"] if any(v.action is Action.WITHHOLD for v in judged) else []
     if withheld:
         what = shown(" and ".join(withheld))
-        say.print(f"[yellow]note:[/yellow] the guard withheld {what}; --explain shows why", soft_wrap=True)
+        did = "withheld" if any(v.enforced for v in judged) else "observes; it would withhold"
+        say.print(f"[yellow]note:[/yellow] the guard {did} {what}; --explain shows why")
+    return bool(withheld) or len(judged) < len(verdicts)
 
 
 def _failure(verdict: Verdict) -> str:
@@ -181,11 +191,15 @@ def _with_mode(settings: Config, mode: str | None) -> Config:
     return settings.model_copy(update={"guard": settings.guard.model_copy(update={"mode": mode})})
 
 
-async def _print_stream(parts: AsyncIterator[str]) -> None:
+async def _print_stream(parts: AsyncIterator[str]) -> str:
+    """Prints an answer as it comes, and returns it."""
+    text = ""
     async for part in parts:
         sys.stdout.write(plain(part))
         sys.stdout.flush()
+        text += part
     sys.stdout.write("\n")
+    return text
 
 
 async def _answer_file(asker: _Asker, questions: Iterator[tuple[str, str | None]]) -> bool:
@@ -212,19 +226,28 @@ def _as_json(answer: Answer, excluded: _Excluded) -> dict[str, Any]:
     return found
 
 
-def _explain(answer: Answer, mode: str, excluded: _Excluded) -> None:
-    out.print(shown(answer.text), soft_wrap=True)
+def _no_answer_reason(app: App, question: str, answer: Answer) -> str:
+    """Why there is no answer, if the built-in reader wrote it; else empty."""
+    if answer.text.strip() != UNKNOWN or app.config.rag.generator.use != "extractive":
+        return ""
+    if not answer.retrieval.hits:
+        return "no answer: the context is empty"
+    return f"no answer: {unanswered_reason(question, [hit.document for hit in answer.retrieval.hits])}"
+
+
+def _explain(answer: Answer, mode: str, excluded: _Excluded, no_answer: str = "") -> None:
+    out.print(shown(answer.text))
+    if no_answer:
+        out.print(f"[yellow]{shown(no_answer)}[/yellow]")
     context = Table("rank", "score", "document in the context", title=f"guard: {mode}", title_justify="left")
     for rank, (document, _, score) in enumerate(context_rows(answer), 1):
         context.add_row(str(rank), "" if score is None else f"{score:.4f}", shown(document))
     out.print(context)
     for line in excluded.lines():
-        out.print(shown(line), soft_wrap=True)
+        out.print(shown(line))
     for v in answer.verdicts:
         for line in verdict_lines(v):
-            out.print(shown(line), soft_wrap=True)
-    shown_figures = [v.defense for v in answer.verdicts if score_figures(v.defense, v.score, v.threshold)]
-    if shown_figures:
-        out.print("[dim]a defense flags a question whose score exceeds its threshold[/dim]")
-    for note in dict.fromkeys(NOTES[name] for name in shown_figures if name in NOTES):
-        out.print(f"[dim]{note}[/dim]", soft_wrap=True)
+            out.print(shown(line))
+    flagged = [v.defense for v in answer.verdicts if v.flagged and score_figures(v.defense, v.score, v.threshold)]
+    for note in dict.fromkeys(NOTES[name] for name in flagged if name in NOTES):
+        out.print(f"[dim]{note}[/dim]")

@@ -103,9 +103,11 @@ def run_command(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT, as_j
 def watch_command(config: ConfigFile = None, tenant: Tenant = DEFAULT_TENANT) -> None:
     """Ask canaries when they are due, and alert. Several processes may run: one is the leader, the others stand by."""
     with opened_monitor(config, tenant) as monitor:
-        channels = ", ".join(c.name for c in monitor.channels) or "none (set monitor.channels)"
-        interval = monitor.app.config.monitor.interval
-        say.print(f"interval: {interval}; notification channels: {shown(channels)}")
+        channels = ", ".join(c.name for c in monitor.channels)
+        elsewhere = f" and {shown(channels)}" if channels else "; for webhook or mail, set monitor.channels"
+        say.print(f"asking every {monitor.app.config.monitor.interval} until Ctrl-C")
+        say.print(f"alerts: dashboard, 'casemate canary alerts'{elsewhere}")
+        _show_notes(monitor)
         changes = "newly accepted baselines and indexed documents are used from the next run on"
         restart = f"after a change to casemate.yaml or {shown(str(monitor.file))}, restart this command"
         say.print(f"{restart}; {changes}")

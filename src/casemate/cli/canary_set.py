@@ -21,7 +21,7 @@ from casemate.cli.console import Code, ConfigFile, Json, Tenant, bar, counted_er
 from casemate.errors import ConfigError
 from casemate.monitor.canaries.canary import MAX_PARAPHRASES
 from casemate.monitor.canaries.canary_file import with_paraphrases
-from casemate.monitor.canaries.paraphrase import SPARE, paraphrase_canaries
+from casemate.monitor.canaries.paraphrase import SPARE, Paraphrased, paraphrase_canaries
 from casemate.monitor.canaries.suggest import CanarySuggestion, SuggestionSettings, suggest_canaries
 from casemate.monitor.drift.compare import REPEATS, Comparison, Conclusion, compare_targets
 from casemate.monitor.poisoning.drill import DrillResult
@@ -32,6 +32,7 @@ from casemate.monitor.trends.baseline import BASELINE_RUNS, Baseline
 from casemate.protocols import Target
 from casemate.rag.question_file import questions_in
 from casemate.reports.format import percent, plural
+from casemate.reports.verdicts import some
 from casemate.runtime.files import write_atomically
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
@@ -90,7 +91,8 @@ def suggest_command(
         return
     _show_suggestion(found, file, count)
     configure = "" if is_configured else "set monitor.canaries to this file, "
-    out.print(f"next: review it, {configure}then run 'casemate canary baseline'")
+    review = "delete the questions whose expected answer is wrong"
+    out.print(f"next: {review}, {configure}then run 'casemate canary baseline'")
 
 
 def _target(app: App, tenant: str) -> Target:
@@ -124,15 +126,22 @@ def paraphrase_command(
     if as_json:
         print_json([one._asdict() for one in found])
         return
-    for one in found:
-        dropped = f"; {one.dropped} dropped: {', '.join(one.why)}" if one.dropped else ""
-        none = f"; none tried: {', '.join(one.why)}" if one.why and not one.dropped else ""
-        out.print(shown(f"{one.canary}: {len(one.kept)} paraphrases{dropped}{none}"))
+    _show_paraphrases(found)
     if added:
-        what = "review them, then run 'casemate canary baseline'; the edited canaries have no baseline now"
-        out.print(f"next: {what}")
+        what = f"correct {shown(str(file))} where a wording is wrong, then run 'casemate canary baseline'"
+        out.print(f"next: {what}; the edited canaries have no baseline now")
     else:
         out.print("the file was not changed")
+
+
+def _show_paraphrases(found: Sequence[Paraphrased]) -> None:
+    """Prints how many wordings were written, and which canaries have none."""
+    reasons = Counter(why.replace("_", " ") for one in found for why in one.why)
+    dropped = f"; {sum(one.dropped for one in found)} were dropped: {', '.join(reasons)}" if reasons else ""
+    written, worded = sum(len(one.kept) for one in found), sum(bool(one.kept) for one in found)
+    out.print(f"{written} wordings for {worded} of {len(found)} canaries{dropped}")
+    if without := [one.canary for one in found if not one.kept]:
+        out.print(f"without another wording: {shown(some(without))}")
 
 
 @canary.command("baseline")

@@ -22,6 +22,8 @@ from casemate.reports.durations import NO_BREAK_SPACE, duration
 from casemate.text.tokens import REPLACEMENT_CHARACTER, UNSAFE_CHARACTERS
 
 LINE_SECONDS, MAX_LINE_SECONDS = 10.0, 60.0
+MIN_ESTIMATED_PERCENT, SPEED_SECONDS = 10.0, 10.0
+"""Share of a step from which the time left is estimated, and the last seconds whose speed counts."""
 """First and longest time between two lines of progress where stderr is not a terminal. It doubles from line to line."""
 
 
@@ -119,7 +121,8 @@ def _progress_line(task: Task) -> str:
         done = f"{task.completed:,.0f} of {task.total:,.0f} "
     else:
         done = f"{task.completed:,.0f} done " if task.completed else ""
-    left, took = task.time_remaining, duration(max(1, round(task.elapsed or 0)))
+    known = not task.total or task.percentage >= MIN_ESTIMATED_PERCENT  # the first items are often the slowest
+    left, took = task.time_remaining if known else None, duration(max(1, round(task.elapsed or 0)))
     remaining = f", about {duration(max(1, round(left)))} left" if left is not None else ""
     return f"{task.description}: {done}after {took}{remaining}".replace(NO_BREAK_SPACE, " ")
 
@@ -127,7 +130,7 @@ def _progress_line(task: Task) -> str:
 def bar() -> Progress:
     """Progress on stderr: a bar on a terminal, otherwise lines with the time left."""
     if not say.is_terminal:
-        return _ProgressLines(console=say, disable=True)
+        return _ProgressLines(console=say, disable=True, speed_estimate_period=SPEED_SECONDS)
     text = TextColumn("{task.description}")
     columns = (SpinnerColumn(), text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     return Progress(*columns, console=say, transient=True)

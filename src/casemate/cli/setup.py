@@ -92,8 +92,10 @@ def index(
             app.index.warm(tenant)
         total = app.index.moments(tenant).n
         _report(report, total, as_json)
-        for note in (*_screening_notes(app, tenant, gate, report.quarantined), *_crawl_notes(app, total)):
-            say.print(note, soft_wrap=True)
+        for note in _screening_notes(app, tenant, gate, report.quarantined):
+            say.print(note)
+        for note in _crawl_notes(app, total) if report.indexed or report.removed else ():
+            say.print(note)
         calibrate_if_due(app, tenant, fit)
     raise typer.Exit(Code.OK if report.complete else Code.INCOMPLETE)
 
@@ -105,9 +107,11 @@ def calibrate_if_due(app: App, tenant: str, fit: bool) -> None:
     """
     why = app.due(tenant) or calibration_possible(app.guard.defenses, app.index, tenant)
     if why and not fit:
-        say.print(f"[yellow]warning:[/yellow] {shown(why)}", soft_wrap=True)
+        say.print(f"[yellow]warning:[/yellow] {shown(why)}")
     elif why:
-        say.print(f"calibrating the guard: {shown(why.partition(': ')[0])}", soft_wrap=True)
+        known = any(tenant in read_calibrations(defense.calibration) for defense in app.calibrated)
+        reason = f": {shown(why.partition(': run ')[0].partition('; run ')[0])}" if known else "; often about a minute"
+        say.print(f"calibrating the guard{reason}")
         for name, (found, _) in _calibrate(app, _log(app, None), tenant).items():
             _say_calibrated(name, found, next(d.significance or 0.0 for d in app.calibrated if d.name == name))
 
@@ -162,11 +166,11 @@ def _report(report: IngestReport, total: int, as_json: bool) -> None:
     for problem in report.problems:
         counts[problem.reason] += 1
         if counts[problem.reason] <= SHOWN_PROBLEMS:
-            say.print(f"[yellow]skipped:[/yellow] {shown(problem.where)}: {shown(problem.reason)}", soft_wrap=True)
+            say.print(f"[yellow]skipped:[/yellow] {shown(problem.where)}: {shown(problem.reason)}")
     for reason, count in counts.items():
         if count > SHOWN_PROBLEMS:
             more = f"{count - SHOWN_PROBLEMS:,} more for the same reason: {shown(reason)}"
-            say.print(f"[yellow]skipped:[/yellow] {more}; --json lists all", soft_wrap=True)
+            say.print(f"[yellow]skipped:[/yellow] {more}; --json lists all")
     if as_json:
         print_json({**report.as_json(), "documents": total})
         return
@@ -177,7 +181,7 @@ def _report(report: IngestReport, total: int, as_json: bool) -> None:
     said += f", {report.rejected} rejected" if report.rejected else ""
     if report.ignored:
         said += f", {plural(report.ignored, 'file')} of other types ignored{file_types(report.ignored_types)}"
-    out.print(f"{said}; the index holds {total} chunks", soft_wrap=True)
+    out.print(f"{said}; the index holds {total} chunks")
 
 
 def calibrate(
@@ -295,15 +299,15 @@ def _summary(name: str, found: Calibration) -> str:
 
 def _warn(found: Calibration, significance: float) -> None:
     for warning in log_warnings(found, significance):
-        say.print(f"[yellow]warning:[/yellow] {shown(warning)}", soft_wrap=True)
+        say.print(f"[yellow]warning:[/yellow] {shown(warning)}")
 
 
 def _say_calibrated(name: str, found: Calibration, significance: float) -> None:
     hint = "; 'casemate calibrate' shows the cost" if found.benign else ""
-    say.print(f"{_summary(name, found)}{hint}", soft_wrap=True)
+    say.print(f"{_summary(name, found)}{hint}")
     _warn(found, significance)
     if note := weak_attacks_note(found, significance):
-        say.print(f"[yellow]note:[/yellow] {shown(note)}", soft_wrap=True)
+        say.print(f"[yellow]note:[/yellow] {shown(note)}")
 
 
 def _limits(found: Calibration, significance: float) -> dict[str, Any]:
@@ -323,14 +327,14 @@ def _limits(found: Calibration, significance: float) -> dict[str, Any]:
 
 def _show(name: str, found: Calibration, significance: float) -> None:
     """Prints the table of what each error rate costs."""
-    out.print(_summary(name, found), soft_wrap=True)
+    out.print(_summary(name, found))
     _warn(found, significance)
     recall = found.notes.get("recall")
     if not recall:
         return
     usable = [r for r in RATES if math.isfinite(found.threshold(r))]
     what = "Withheld in % of attack questions / of attacked documents (in one question or more), by error rate"
-    out.print(what, soft_wrap=True)
+    out.print(what)
     table = Table(box=SIMPLE_HEAD)
     table.add_column("error rate", no_wrap=True)
     for r in usable:
@@ -340,9 +344,9 @@ def _show(name: str, found: Calibration, significance: float) -> None:
         table.add_row(attack, *(f"{_share(c['question'])} / {_share(c['document'])}" for c in cells))
     out.print(table)
     if why := found.shortage(f"{name}.significance", significance):
-        out.print(f"[yellow]note:[/yellow] {why}", soft_wrap=True)
+        out.print(f"[yellow]note:[/yellow] {why}")
     explained = f"Error rate: largest share of benign questions that are flagged (* {name}.significance)"
-    out.print(f"[dim]{explained}. Attacks are written by script, without a language model.[/dim]", soft_wrap=True)
+    out.print(f"[dim]{explained}. Attacks are written by script, without a language model.[/dim]")
 
 
 def _share(figure: Estimate) -> str:
@@ -365,7 +369,7 @@ def doctor(
     else:
         signs = {True: "[green]ok  [/green]", False: "[red]FAIL[/red]", None: "[yellow]note[/yellow]"}
         for f in findings:
-            out.print(f"{signs[f.ok]} {f.name}: {shown(f.detail)}", soft_wrap=True)
+            out.print(f"{signs[f.ok]} {f.name}: {shown(f.detail)}")
     raise typer.Exit(Code.FAILED if failed else Code.OK)
 
 

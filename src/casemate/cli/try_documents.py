@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,6 @@ from casemate.cli.endpoints import (
     endpoint_target,
     key_explained,
 )
-from casemate.config import PluginSpec
 from casemate.demo.assessment import Assessment, try_folder
 from casemate.demo.assessment_report import as_json as assessment_json
 from casemate.demo.assessment_report import (
@@ -40,7 +40,7 @@ from casemate.demo.assessment_report import (
     scope,
     write_page,
 )
-from casemate.demo.endpoint import MIN_QUERIES, QUERIES, EndpointAssessment, plan_endpoint, try_endpoint
+from casemate.demo.endpoint import MIN_QUERIES, QUERIES, EndpointAssessment, EndpointPlan, plan_endpoint, try_endpoint
 from casemate.demo.endpoint_report import endpoint_headlines, endpoint_json, endpoint_scope, render_endpoint
 from casemate.errors import BackendError, ConfigError
 from casemate.runtime.file_lock import exclusive_lock
@@ -58,6 +58,9 @@ Documents = Annotated[Path | None, typer.Option(help="With --endpoint: documents
 Nonmembers = Annotated[
     Path | None, typer.Option(help="With --endpoint: documents of the same kind that it does not contain.")
 ]
+Rate = Annotated[
+    float | None, typer.Option(min=0.01, help="With --endpoint: largest number of requests a second, retries included.")
+]
 Queries = Annotated[
     int, typer.Option(min=MIN_QUERIES, help="With --endpoint: largest number of requests, retries included.")
 ]
@@ -72,6 +75,7 @@ def try_documents(
     documents: Documents = None,
     nonmembers: Nonmembers = None,
     queries: Queries = QUERIES,
+    requests_per_s: Rate = None,
     model: Model = "",
     body: Body = BODY,
     answer: AnswerPath = ANSWER,
@@ -101,35 +105,36 @@ def try_documents(
     if at is None:
         raise ConfigError("give the documents that the system contains: --documents FOLDER")
     target = endpoint_target(endpoint, EndpointOptions(model, body, answer, key_env), config, own)
-    _try_endpoint(target, at, nonmembers, queries, question or (), output, key_env, as_json)
+    if requests_per_s is not None:
+        target = target.model_copy(update={"requests_per_s": requests_per_s})
+    with _work_folder(output) as work:
+        with show_progress("reading the documents", None):
+            plan = plan_endpoint(target, at, nonmembers, queries, question or (), work)
+        result = _try_endpoint(plan, key_env)
+    _report_endpoint(result, output, as_json)
 
 
 def _try_folder(folder: Path, questions: Sequence[str], output: Path, seconds: float, as_json: bool) -> NoReturn:
     with _work_folder(output) as work:
         result = asyncio.run(try_folder(folder, work, questions, seconds, show_progress))
     page = write_page(render_assessment(result), output)
-    print_json({**assessment_json(result), "report": str(page)}) if as_json else show_assessment(result, page)
+    if as_json:
+        print_json({**assessment_json(result), "report": str(page)})
+    else:
+        show_assessment(result, page)
+        out.print(f"next: casemate init {shown(shlex.quote(str(folder)))} && casemate index")
     if failures(result):
         raise typer.Exit(Code.ERROR)
     raise typer.Exit(Code.OK if all(problem.harmless for problem in result.sample.problems) else Code.INCOMPLETE)
 
 
-def _try_endpoint(
-    target: PluginSpec,
-    documents: Path,
-    nonmembers: Path | None,
-    queries: int,
-    questions: Sequence[str],
-    output: Path,
-    key_env: str,
-    as_json: bool,
-) -> NoReturn:
-    with _work_folder(output) as work:
-        with show_progress("reading the documents", None):
-            plan = plan_endpoint(target, documents, nonmembers, queries, questions, work)
-        say.print(shown(plan.describe()), soft_wrap=True)
-        with key_explained(key_env):
-            result = asyncio.run(try_endpoint(plan, show_progress))
+def _try_endpoint(plan: EndpointPlan, key_env: str) -> EndpointAssessment:
+    say.print(shown(plan.describe()))
+    with key_explained(key_env):
+        return asyncio.run(try_endpoint(plan, show_progress))
+
+
+def _report_endpoint(result: EndpointAssessment, output: Path, as_json: bool) -> NoReturn:
     page = write_page(render_endpoint(result), output)
     print_json({**endpoint_json(result), "report": str(page)}) if as_json else _show_endpoint(result, page)
     if result.failures:
@@ -184,34 +189,34 @@ def _is_dead(work: Path) -> bool:
 def show_assessment(result: Assessment, page: Path, console: Console = out) -> None:
     """Prints what was indexed, the three headline figures, and the path of the report."""
     for problem in result.sample.problems[:10]:
-        say.print(f"[yellow]skipped:[/yellow] {shown(problem.where)}: {shown(problem.reason)}", soft_wrap=True)
+        say.print(f"[yellow]skipped:[/yellow] {shown(problem.where)}: {shown(problem.reason)}")
     if (more := len(result.sample.problems) - 10) > 0:
-        say.print(f"[yellow]skipped:[/yellow] {more} more, in the report", soft_wrap=True)
-    console.print(f"\n{shown(scope(result))}\n", soft_wrap=True)
+        say.print(f"[yellow]skipped:[/yellow] {more} more, in the report")
+    console.print(f"\n{shown(scope(result))}\n")
     for line in failures(result):
-        console.print(f"[red]failed:[/red] {shown(line)}", soft_wrap=True)
+        console.print(f"[red]failed:[/red] {shown(line)}")
     for note in notes(result):
-        console.print(f"[yellow]note:[/yellow] {shown(note)}", soft_wrap=True)
+        console.print(f"[yellow]note:[/yellow] {shown(note)}")
     console.print("Guard off -> guard on, \\[95 % interval]:")
     for head in headlines(result):
-        console.print(f"  {shown(head.line)}", soft_wrap=True)
+        console.print(f"  {shown(head.line)}")
     if cost := costs(result):
-        console.print(f"\n{shown(cost)}", soft_wrap=True)
-    console.print(f"\n{shown(reader_label(result.reader))} The attacks are scripts.", soft_wrap=True)
-    console.print(f"report: [bold]{shown(str(page))}[/bold]", soft_wrap=True)
+        console.print(f"\n{shown(cost)}")
+    console.print(f"\n{shown(reader_label(result.reader))} The attacks are scripts.")
+    console.print(f"report: [bold]{shown(str(page))}[/bold]")
 
 
 def _show_endpoint(result: EndpointAssessment, page: Path) -> None:
     """Prints what was asked, the three headline figures, and the path of the report."""
     for problem in result.problems[:10]:
-        say.print(f"[yellow]skipped:[/yellow] {shown(problem.where)}: {shown(problem.reason)}", soft_wrap=True)
-    out.print(f"\n{shown(endpoint_scope(result))}\n", soft_wrap=True)
+        say.print(f"[yellow]skipped:[/yellow] {shown(problem.where)}: {shown(problem.reason)}")
+    out.print(f"\n{shown(endpoint_scope(result))}\n")
     for line in result.failures:
-        out.print(f"[red]failed:[/red] {shown(line)}", soft_wrap=True)
+        out.print(f"[red]failed:[/red] {shown(line)}")
     for line in result.gaps:
-        out.print(f"[yellow]note:[/yellow] {shown(line)}", soft_wrap=True)
+        out.print(f"[yellow]note:[/yellow] {shown(line)}")
     out.print("This system, \\[95 % interval]:")
     for head in endpoint_headlines(result):
-        out.print(f"  {shown(head.line)}", soft_wrap=True)
+        out.print(f"  {shown(head.line)}")
     out.print("\nThe attacks are scripts.")
-    out.print(f"report: [bold]{shown(str(page))}[/bold]", soft_wrap=True)
+    out.print(f"report: [bold]{shown(str(page))}[/bold]")

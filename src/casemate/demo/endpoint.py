@@ -7,6 +7,7 @@ contains. The number of requests is limited, including retries.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,7 @@ from casemate.text.sentences import sentences
 from casemate.text.tokens import words
 from casemate.types import Document, Query
 
+log = logging.getLogger(__name__)
 QUERIES, MIN_QUERIES = 200, 40
 """Default number of requests, and the useful minimum."""
 PLAIN_SHARE, PASTED_SHARE = 0.1, 0.6
@@ -50,6 +52,8 @@ MIN_SHORT_RECORD_WORDS = 30
 """Minimum length of a record if too few are longer: half of it is still longer than a quotation."""
 MAX_CHUNKS = 600
 """Maximum number of chunks that are compared with the crawl's replies, drawn by document."""
+RESUME_S = 5.0
+"""Seconds before an attack that a failed request ended is resumed. It ends for good when a resumption adds nothing."""
 ATTACK = PluginSpec.model_validate({"use": "s2mia", "bleu_ref": "rest"})
 """Pastes the first half of a text and scores how well the reply continues it."""
 LIMITED = ("openai_endpoint", "http")
@@ -362,18 +366,20 @@ async def _paste(
     experiment = _experiment(plan, target, store)
     split, attack = experiment.split, experiment.attacks[ATTACK.use]
     with steps("pasting records and texts of the baseline", experiment.total) as count:
-        trials = await experiment.run(count)
+        trials, before = await experiment.run(count), -1
+        while trials.errors and before < (finished := len(trials.done[ATTACK.use, ON])):
+            before = finished
+            await _pause()
+            trials = await experiment.run()
     findings.failures += [f"{name}: {why}." for name, why in trials.errors.items()]
     result = attack_result(ATTACK.use, attack, trials, split.half, seen=False)
     checks = (genre_check(split), refusal_check(trials))
     findings.gaps += [f"{check.why}." for check in checks if check.status is not CheckStatus.PASS]
-    finished = {trial.candidate for trial in trials.done[ATTACK.use, ON]}
+    pasted = {trial.candidate for trial in trials.done[ATTACK.use, ON]}
     if trials.missing:
-        findings.gaps.append(
-            f"{len(finished)} of {experiment.total} texts were pasted; then the requests were used up."
-        )
+        findings.gaps.append(f"{len(pasted)} of {experiment.total} texts were pasted; then the requests were used up.")
     inside, outside = (
-        [(d, experiment.exchanges(ATTACK.use, ON, d.source)[0]) for d in texts if d.source in finished]
+        [(d, experiment.exchanges(ATTACK.use, ON, d.source)[0]) for d in texts if d.source in pasted]
         for texts in (split.members, split.nonmembers)
     )
     if not inside or not outside:
@@ -382,6 +388,11 @@ async def _paste(
     record, shown = inside[quoted.index(True) if True in quoted else 0]
     records, baseline = (stats.proportion(sum(found), len(found)) for found in (quoted, others))
     return PastedTexts(shown.question, shown.reply, record.text, records, baseline, result)
+
+
+async def _pause() -> None:
+    log.warning("the attack is resumed in %g s", RESUME_S)
+    await asyncio.sleep(RESUME_S)
 
 
 def _experiment(plan: EndpointPlan, target: MeteredTarget, store: CampaignStore) -> Experiment:
@@ -416,7 +427,11 @@ async def _crawl(
     attack = build("crawler", PluginSpec(use=CRAWLER), plan.config.folder, {Embedder: plan.embedder})
     crawler = Crawler(CRAWLER, attack, {ON: target}, store, settings)
     with steps(f"{CRAWLER} crawls", questions) as count:
-        traces = await crawler.run(count)
+        traces, before = await crawler.run(count), -1
+        while traces[ON].error and before < (asked := len(traces[ON].exchanges)):
+            before = asked
+            await _pause()
+            traces = await crawler.run()
     whole = [replace(d, text=d.content, title="") for d in plan.chunks]
     median = max(1, int(np.median([len(d.text.split()) for d in whole])))
     step = partial(steps, f"comparing the replies with {len(whole)} chunks")

@@ -224,8 +224,9 @@ class Protection:
     def _state(self) -> str:
         """Why the guard returns or withholds nothing at present; empty if it judges."""
         if why := self.due:
-            then = "before the next question" if self._questions is not None else "until calibrate() is called"
-            return f"no document is returned {then}: {why}"
+            if self._questions is not None:
+                return "no calibration fits the store; the guard makes one before the next question, which waits for it"
+            return f"no document is returned until calibrate() is called: {why}"
         few = [d for d in calibrated_defenses(self.guard.defenses) if d.ready(DEFAULT_TENANT, self._count) is None]
         return f"{self._count} documents are too few to judge, so nothing is withheld yet" if few else ""
 

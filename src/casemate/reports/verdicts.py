@@ -104,8 +104,8 @@ def _decision(v: Verdict) -> str:
     elif "undecided" in v.evidence and not v.flagged:
         what = "could not decide"
     elif v.defense == "quorum":
-        what = plural(len(v.hidden), "chunk")
-        return f"{what} that the client may not read {'left out' if v.enforced else 'would be left out (observe mode)'}"
+        left_out = f"{plural(len(v.hidden), 'chunk')} that the client may not read"
+        return f"left out {left_out}" if v.enforced else f"would leave out {left_out} (observe mode)"
     elif v.flagged:
         what = "flagged by an earlier question only" if v.evidence.get("why") == ["before"] else "flagged"
     else:
@@ -222,7 +222,7 @@ def _quorum(e: Mapping[str, Any]) -> str:
     if "best" in e:
         sources = plural(e["left_out"], "unreadable source") if "left_out" in e else "unreadable sources"
         none = f"none was relevant (best {number(e['best'])}, needs {number(e['floor'])})"
-        return f"{sources} left out; {none}; {plural(e['readable'], 'readable document')} kept"
+        return f"left out {sources}; {none}; {plural(e['readable'], 'readable document')} kept"
     verb = "states" if e.get("stating") == 1 else "state"
     stating = f"; {e['stating']} of them {verb} something about the question" if "stating" in e else ""
     units = f"{plural(e['units'], 'unit')} (a unit is a source with its copies{stating})"

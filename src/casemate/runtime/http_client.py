@@ -34,7 +34,7 @@ _REMEDIES: Mapping[int, str] = {
     413: "the query is too long for the server",
     415: "the server does not accept JSON; correct headers and body",
     422: "the server does not accept this body; correct the option body (casemate try: --body)",
-    429: "too many requests; lower requests_per_s, or wait",
+    429: "too many requests; lower requests_per_s (casemate try: --requests-per-s), or wait",
 }
 
 

@@ -134,6 +134,15 @@ class ExtractiveGenerator(Generator):
         return cosines
 
 
+def unanswered_reason(question: str, context: Sequence[Document]) -> str:
+    """Why ``ExtractiveGenerator`` answers a question from a context with ``UNKNOWN``, for the operator."""
+    asked = Question(question)
+    quoted = sum(map(asked.quotes, (s for document in context for s in sentences(document.text))))
+    if quoted:
+        return f"the question contains {quoted} of the sentences in the context, and the generator repeats none of them"
+    return "no sentence of the context answers the question well enough; rag.generator can name a language model"
+
+
 def _ranked(model: AnswerModel, features: Float64, numbers: Sequence[int]) -> tuple[list[int], Float64]:
     """Some sentences by decreasing score, and the scores of all."""
     scores = model.scores(features)

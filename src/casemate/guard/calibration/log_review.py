@@ -88,7 +88,7 @@ def log_warnings(calibration: Calibration, significance: float) -> list[str]:
         warnings.append(
             f"{worst.value:.1%} of the logged queries are as close to one document as attack queries "
             f"({', '.join(sorted(above))}), above the false-alarm rate of {rate:.1%}; so most of these attacks pass. "
-            "Remove pasted records and attacks from the log"
+            "If the log contains pasted records or attacks, remove them; if not, a higher significance stops more"
         )
     unfamiliar = Estimate(*review[UNFAMILIAR]) if review.get(UNFAMILIAR) else None
     if unfamiliar and unfamiliar.low > MAX_UNFAMILIAR:

@@ -202,11 +202,9 @@ class CrawlLimit(Defense):
         if left >= seen:
             return f"{note}Index more documents, so that it is a smaller share."
         most = f"at most {left} ({100 * left / chunks:.0f} %)"
-        new = f"{quarter} question{'s' * (quarter != 1)} in {self.hours:g} hours"
         return (
-            f"{note}To show it {most}, write {{use: crawl_limit, questions: {quarter}}} instead of crawl_limit in "
-            f"guard.defenses. A client is then shown new chunks for {new}, and its other questions are answered from "
-            "the chunks that it was shown before."
+            f"{note}To show it {most}, set questions: {quarter} for crawl_limit in guard.defenses: "
+            "further questions are then answered from the chunks that the client was shown before."
         )
 
     def denies_full_text(self, query: Query) -> bool:

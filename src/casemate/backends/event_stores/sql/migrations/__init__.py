@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,8 @@ def upgrade(engine: Engine) -> None:
         return
     if found.isdecimal() and found > newest:
         raise MigrationError(f"it was written by a newer Casemate (schema {found}, and this one knows {newest})")
+    # alembic lists its own settings at INFO: no news for an application that logs at this level
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     from alembic import command
     from alembic.config import Config
     from alembic.util import CommandError
