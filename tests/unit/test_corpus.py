@@ -271,12 +271,19 @@ def test_odd_names(tmp_path):
         except OSError:
             pytest.skip("the file system takes no such names")
     corpus, sources = read(tmp_path)
-    assert names(sources) == ["bad\ufffd.txt", "dir\ufffd/x.txt", "new\nline #1.txt", "ünï/日本.txt"]
+    assert names(sources) == ["bad\ufffd.txt", "dir\ufffd/x.txt", "new\ufffdline #1.txt", "ünï/日本.txt"]
     assert [s.parse()[1] for s in sources] == ["x", "x", "n", "u"]
     (problem,) = corpus.problems
     assert problem.where == "bad\ufffd.txt"
     assert "a second" in problem.reason
     (problem.where + problem.reason).encode()
+
+
+def test_names_are_on_one_line(tmp_path):
+    put(tmp_path, {"a.txt\nindexed 99 sources\x1b[2J.txt": "n", "r.jsonl": jsonl({"_id": "7\r\n8\x85", "text": "t"})})
+    _, sources = read(tmp_path)
+    assert names(sources) == ["a.txt\ufffdindexed 99 sources\ufffd[2J.txt", "7\ufffd\ufffd8\ufffd"]
+    assert sources[0].parse()[1] == "n"
 
 
 def test_many_files(tmp_path):

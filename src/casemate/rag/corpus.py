@@ -34,6 +34,7 @@ MAX_ID = 512  # characters; databases limit the length of keys
 
 _ENDING = re.compile(r"\.[a-z0-9]{1,10}", re.ASCII)
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +270,8 @@ def _kind(name: str) -> str:
 
 
 def _name(path: str) -> str:
-    """A path as valid Unicode with forward slashes."""
-    return os.fsencode(path).decode("utf-8", "replace").replace(os.sep, "/")
+    """A path as valid Unicode with forward slashes, on one line: a line break would forge lines of output and logs."""
+    return _CONTROL.sub("\ufffd", os.fsencode(path).decode("utf-8", "replace").replace(os.sep, "/"))
 
 
 def _clean(value: Any) -> Any:
@@ -339,7 +340,7 @@ def _load(line: bytes) -> tuple[str, dict[str, Any]]:
         raise DataError(
             f"no valid id; '_id', 'id' or 'source' must be a string of 1 to {MAX_ID} characters, or an integer"
         )
-    return str(name), record
+    return _CONTROL.sub("\ufffd", str(name)), record
 
 
 def _name_field(record: Mapping[str, Any]) -> str:
