@@ -14,6 +14,8 @@ import numpy as np
 
 ANSWER = ("The ", "case ", "is ", "cløsed", ".")
 DIM = 16
+DAMAGED = {"garbled": b'data: {"choices": [{"del\n\n', "nested": b"data: " + b"[" * 100_000 + b"\n\n"}
+"""Events that are no JSON, by the name of the script."""
 FAULTS: dict[str, tuple[int, dict[str, Any]]] = {
     "400": (400, {"message": "{echo}", "code": "unsupported_parameter", "param": "max_tokens"}),
     "401": (401, {"message": "Incorrect API key provided: {echo}", "code": "invalid_api_key"}),
@@ -171,8 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._events([{**_chunk(""), "choices": []}, _chunk(""), _chunk(ANSWER[0])])
         if how in ("stall", "slow"):
             self._linger(how)
-        elif how == "garbled":
-            self._chunked(b'data: {"choices": [{"del\n\n')
+        elif how in DAMAGED:
+            self._chunked(DAMAGED[how])
         elif how == "error":
             self._events([{"error": {"message": str(self.server.fake.received[-1]), "code": "server_error"}}])
         elif how == "shape":

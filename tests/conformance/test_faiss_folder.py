@@ -10,6 +10,7 @@ import pytest
 
 from casemate.backends.collections import faiss_folder
 from casemate.backends.collections.faiss_folder import FaissFolder
+from casemate.errors import DataError
 
 faiss = pytest.importorskip("faiss", reason="faiss-cpu is not installed")
 DIM = 4
@@ -78,6 +79,33 @@ def test_a_search_reads_one_state_although_the_files_change(tmp_path, monkeypatc
     monkeypatch.setattr(faiss.IndexFlatL2, "search", changed)
     (hit,) = opened.search(np.eye(DIM, dtype=np.float32)[0], 1)
     assert (hit.document.id, hit.document.text, hit.score) == ("a0", "a0", 1.0)
+
+
+def test_a_search_during_a_save_reads_the_state_before(tmp_path, monkeypatch):
+    store, new = tmp_path / "store", tmp_path / "new"
+    save(store, ["a0", "a1", "a2"], 1)
+    save(new, ["a2", "b1", "b0"], 1)
+    opened = opened_folder(store)
+
+    def found():
+        (hit,) = opened.search(np.eye(DIM, dtype=np.float32)[0], 1)
+        return hit.document.id, hit.document.text, hit.score
+
+    vectors, documents = ((new / name).read_bytes() for name in ("index.faiss", "index.pkl"))
+    for name, written in [
+        ("index.faiss", vectors[:-9]),  # as LangChain writes them: first the vectors
+        ("index.faiss", vectors),
+        ("index.pkl", documents[:-9]),
+    ]:
+        (store / name).write_bytes(written)
+        assert found() == ("a0", "a0", 1.0)
+    (store / "index.pkl").write_bytes(documents)
+    assert found() == ("b0", "b0", 1.0)
+    (store / "index.pkl").write_bytes(documents[:-9])
+    assert found() == ("b0", "b0", 1.0)
+    monkeypatch.setattr(faiss_folder, "SAVING_S", 0)  # the writer was killed
+    with pytest.raises(DataError, match="save_local"):
+        found()
 
 
 def test_a_folder_that_is_emptied_has_no_hits(tmp_path):

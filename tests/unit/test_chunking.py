@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from casemate.errors import ConfigError
 from casemate.rag import chunking
-from casemate.rag.chunking import split_document, split_text
+from casemate.rag.chunking import LONGEST, PIECE, split_document, split_text
+from casemate.text.wordpiece import WordPiece
 from casemate.types import Document
 
 
@@ -192,7 +193,7 @@ def test_a_long_title_is_shortened_to_one_line():
     made = split_document(of("x " * 50, " T1\n t2  t3 t4 t5 t6 "), Words(), 16, 0)
     assert {d.title for d in made} == {"T1 t2 t3 t4"}
     assert all(len(tokens(d.content)) <= 16 for d in made)
-    assert split_document(of("x", "T" * 10**6), Words(), 16, 0)[0].title == "T" * chunking.TITLE
+    assert split_document(of("x", "T" * 10**6), Words(), 16, 0)[0].title == "T" * 4 * PIECE
     assert split_document(of("x", "T"), Words(), 3, 0)[0].title == ""
 
 
@@ -221,3 +222,19 @@ def test_blocks_end_at_paragraphs():
     parts = list(chunking._blocks(text))
     assert len(parts) == 6
     assert all(part.endswith("end.\n\n") for part in parts)
+
+
+@pytest.mark.parametrize("filler", ["x" * 50_000, "\u200b" * 50_000, "\U0001f600" * 50_000, "\u200b" * 50_000 + "x"])
+def test_a_word_that_the_tokenizer_does_not_know_is_not_one_token(filler):
+    text, words = f"leave {filler} leave", WordPiece({"[UNK]": 0, "leave": 1}, ["[UNK]"])
+    assert len(words.spans(text)) < 5
+    parts = split_text(text, words.spans(text), 254, 32)
+    assert max(map(len, parts)) <= 255 * LONGEST and len(parts) > 40
+    assert parts[0].startswith("leave") and parts[-1].endswith("leave")
+    assert sum(map(len, parts)) >= len(text) - 2
+
+
+@given(st.integers(0, 400), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 400))), SIZES, OVERLAPS)
+@example(400, [], 1, 0)
+def test_parts_have_a_limited_length_whatever_the_spans(length, spans, size, overlap):
+    assert all(len(part) <= (size + 1) * LONGEST for part in split_text("a" * length, spans, size, overlap))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from casemate.errors import DataError
-from casemate.rag.corpus import Corpus, Problem
+from casemate.rag.corpus import OUTSIDE, Corpus, Problem
 
 LINES = [{"_id": "a", "title": "A", "text": "alpha"}, {"_id": "b", "text": "beta"}]
 
@@ -271,12 +271,34 @@ def test_odd_names(tmp_path):
         except OSError:
             pytest.skip("the file system takes no such names")
     corpus, sources = read(tmp_path)
-    assert names(sources) == ["bad\ufffd.txt", "dir\ufffd/x.txt", "new\nline #1.txt", "ünï/日本.txt"]
+    assert names(sources) == ["bad\ufffd.txt", "dir\ufffd/x.txt", "new\ufffdline #1.txt", "ünï/日本.txt"]
     assert [s.parse()[1] for s in sources] == ["x", "x", "n", "u"]
     (problem,) = corpus.problems
     assert problem.where == "bad\ufffd.txt"
     assert "a second" in problem.reason
     (problem.where + problem.reason).encode()
+
+
+@pytest.mark.parametrize("swapped", ["b.txt", "d"])
+def test_a_file_that_becomes_a_link_after_its_folder_was_listed_is_not_followed(tmp_path, swapped):
+    put(tmp_path / "outside", {"b.txt": "secret", "x.txt": "secret"})
+    put(tmp_path / "in", {"a.txt": "a", "b.txt": "b", "d/x.txt": "x", "e.jsonl": jsonl(LINES[0])})
+    corpus = Corpus(tmp_path / "in")
+    found = corpus.sources()
+    texts = [next(found).parse()[1]]
+    (tmp_path / "in" / swapped).rename(tmp_path / "before")
+    target = tmp_path / "outside"
+    (tmp_path / "in" / swapped).symlink_to(target if swapped == "d" else target / swapped)
+    texts += [source.parse()[1] for source in found]
+    assert "secret" not in texts and len(texts) == 3
+    assert {p.reason for p in corpus.problems} == {OUTSIDE}
+
+
+def test_names_are_on_one_line(tmp_path):
+    put(tmp_path, {"a.txt\nindexed 99 sources\x1b[2J.txt": "n", "r.jsonl": jsonl({"_id": "7\r\n8\x85", "text": "t"})})
+    _, sources = read(tmp_path)
+    assert names(sources) == ["a.txt\ufffdindexed 99 sources\ufffd[2J.txt", "7\ufffd\ufffd8\ufffd"]
+    assert sources[0].parse()[1] == "n"
 
 
 def test_many_files(tmp_path):

@@ -20,6 +20,7 @@ from casemate.backends.targets.openai_endpoint import OpenAIEndpoint
 from casemate.backends.targets.python import PythonTarget
 from casemate.cli.redteam_output import print_result
 from casemate.errors import BackendError, ConfigError
+from casemate.redteam.campaigns import external
 from casemate.redteam.campaigns.external import ExternalExtractionCampaign, ExternalMembershipCampaign
 from casemate.redteam.campaigns.external_targets import build_external_targets, is_external, override_targets
 from casemate.redteam.campaigns.liveness_checks import QUESTIONS_AFTER, QUESTIONS_BEFORE
@@ -212,6 +213,17 @@ class TestFailures:
             assert again.status is CheckStatus.FAIL and again.evidence["resumed"]
             asked = 30 - kept + QUESTIONS_BEFORE + QUESTIONS_AFTER  # answered questions are not repeated
             assert fake.count - before == asked
+
+    def test_a_resumed_campaign_repeats_no_benign_question(self, place, tmp_path, monkeypatch):
+        monkeypatch.setattr(external, "BENIGN_QUESTIONS", 20)
+        off = {"use": "python", "call": "tests.external_system:bare"}
+        with external_system.serving(always="500", script=["guarded"] * (QUESTIONS_BEFORE + 15)) as fake:
+            config = settings(place, tmp_path, http(fake), target_off=off, concurrency=1, members=10, nonmembers=10)
+            assert run(config).status is CheckStatus.ERROR
+            fake.always, before = "guarded", fake.count
+            again = run(config)
+            assert fake.count - before == QUESTIONS_BEFORE + 5 + 20 + QUESTIONS_AFTER
+        assert again.utility.questions == 20
 
     def test_busy_servers_are_retried(self, place, tmp_path):
         with external_system.serving(script=["429", "bare", "500", "bare"]) as fake:

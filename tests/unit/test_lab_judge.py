@@ -100,7 +100,7 @@ def test_too_few_candidates_never_pass(split):
         trials = campaign(split, made(split, 2.0, count=400), made(split, 0.0, seed, count=400))
         check = checks(judge_campaign(trials, split, {"name": Name()}, utility=UTILITY, audit=AUDIT))[INFERENCE]
         assert check.status is CheckStatus.INCONCLUSIVE
-        assert "instead of 400 would decide" in check.why or "hardly decide" in check.why
+        assert "instead of 400 would decide" in check.why or "too close to the limit" in check.why
 
 
 def test_the_estimated_sample_size_decides(split):
@@ -111,6 +111,21 @@ def test_the_estimated_sample_size_decides(split):
     assert value < 0.05 < high
     ends = [value + (high - value) * math.sqrt(300 / n) for n in (count, 0.9 * count)]
     assert ends[0] <= 0.05 < ends[1]
+
+
+@pytest.mark.parametrize(("changed", "questions"), [(0, 4), (0, 40), (1, 60), (30, 300)])
+def test_the_estimated_number_of_benign_questions_decides(split, changed, questions):
+    utility = Utility("people", questions, stats.proportion(0, questions), stats.proportion(changed, questions))
+    limit = 0.05 if changed < 30 else 0.08
+    trials = campaign(split, made(split, 2.0), made(split, 0.0, 1))
+    check = checks(judge_campaign(trials, split, {"name": Name()}, GateSection(harmless=limit), utility, AUDIT))[BENIGN]
+    needed = int(check.why.split("about ")[1].split(" ")[0])
+
+    def decides(size):
+        return judge.compare_to_limit(stats.proportion(round(changed / questions * size), size), limit)
+
+    assert check.status is CheckStatus.INCONCLUSIVE is decides(max(questions, needed - 10))
+    assert decides(needed) in (CheckStatus.PASS, CheckStatus.FAIL)
 
 
 def test_a_weak_attack_is_no_evidence(split):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from dataclasses import dataclass, replace
 
@@ -58,6 +59,13 @@ def test_other_structured_contents_are_not_recognized_even_with_a_text_beside(st
 
 def test_numbers_and_words_in_blocks_are_texts():
     assert recognize(blocks("12", "null", "plain")) == ["12", "null", "plain"]
+
+
+def test_a_text_of_many_brackets_is_a_text_and_a_deep_list_is_no_known_form():
+    text = "[" * 100_000
+    deep = functools.reduce(lambda inner, _: [inner], range(5_000), "inside")
+    assert recognize([Block(text), Block("plain")]) == [text, "plain"]
+    assert recognize([], deep) is None
 
 
 def test_a_text_stands_for_the_documents_it_equals_contains_or_is_part_of():

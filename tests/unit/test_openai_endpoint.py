@@ -142,6 +142,7 @@ def test_a_server_that_does_not_stream():
         ("json", "the response is not JSON", False),
         ("cut", "the connection failed", True),
         ("garbled", "the response cannot be parsed", False),
+        ("nested", "the response cannot be parsed", False),
         ("shape", "the response cannot be parsed", False),
         ("error", "the server sent an error", True),
         ("empty", "the answer was interrupted", True),

@@ -16,6 +16,12 @@ from casemate.types import Document
 
 BLOCK = 100_000  # characters per tokenizer call; token spans need far more memory than the text
 TITLE = 1000  # characters of a title that are used; a tokenizer may treat a word of any length as one token
+LONGEST, PIECE = 50, 4
+"""Characters of a token or of a gap between tokens that are not divided, and of the pieces into which a longer one is.
+
+WordPiece reads a word that it does not know as one token and drops invisible characters, whatever their number. Without
+the pieces, a chunk of a hostile text could fill the context of a language model.
+"""
 
 # Each match ends where the next unit begins.
 _PARAGRAPH = re.compile(r"\n\s*\n\s*")
@@ -52,6 +58,8 @@ def split_document(source: Document, embedder: Embedder, size: int, overlap: int
 
 def split_text(text: str, spans: Sequence[tuple[int, int]], size: int, overlap: int) -> list[str]:
     """Splits a text into parts of at most ``size`` tokens that together cover it, without surrounding white space.
+
+    A span or gap of more than ``LONGEST`` characters counts as one token for each ``PIECE`` characters.
 
     A part ends at the last paragraph boundary in its last quarter, else at the last sentence boundary there, else at
     the last word boundary, else between two tokens. Tokens that share one character stay together, even if they exceed
@@ -92,9 +100,14 @@ def _windows(text: str, spans: Sequence[tuple[int, int]], size: int, overlap: in
 
 
 def _disjoint(spans: Sequence[tuple[int, int]], length: int) -> tuple[list[int], list[int]]:
-    """Sorts token spans, clips them to the text and removes overlaps; returns starts and ends."""
+    """Sorts token spans, clips them to the text, removes overlaps and divides long ones; returns starts and ends."""
     flat = np.fromiter(chain.from_iterable(spans), np.int64, 2 * len(spans)).clip(0, length)
     starts, ends = flat[0::2], flat[1::2]
+    edges = np.sort(np.concatenate(([0], starts, [length])))
+    if long := np.flatnonzero(np.diff(edges) > LONGEST).tolist():
+        pieces = np.concatenate([np.arange(edges[i], edges[i + 1], PIECE) for i in long])
+        pieces = np.setdiff1d(pieces, starts)
+        starts, ends = np.append(starts, pieces), np.append(ends, pieces + PIECE)
     order = np.lexsort((ends, starts))
     starts = starts[order]
     ends = np.clip(ends[order], starts, np.append(starts[1:], length))

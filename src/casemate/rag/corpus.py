@@ -30,10 +30,12 @@ RECORDS = (".jsonl", ".jsonl.gz")
 MB = 1_000_000
 MAX_BLANK_LINES = 100_000
 MAX_EXPANSION = 200  # times the size of a compressed file; text compresses 3 to 20 times
+OUTSIDE = "a link to a target outside the corpus, which is not followed; copy the target here"
 MAX_ID = 512  # characters; databases limit the length of keys
 
 _ENDING = re.compile(r"\.[a-z0-9]{1,10}", re.ASCII)
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,9 @@ class Corpus:
         self._reset()
         names: set[str] = set()
         for name, path in self._files():
+            if not self._is_inside(path):  # replaced by a link since its folder was listed, perhaps minutes ago
+                self._problem(name, OUTSIDE, name, _kind(name) in RECORDS)
+                continue
             found = self._records(name, path) if _kind(name) in RECORDS else self._file(name, path)
             for where, source in found:
                 if source.name in names:
@@ -119,6 +124,10 @@ class Corpus:
                 else:
                     names.add(source.name)
                     yield source
+
+    def _is_inside(self, path: str) -> bool:
+        inside = os.path.join(os.path.realpath(self.path), "")
+        return not self._folder or os.path.realpath(path).startswith(inside)
 
     def _reset(self) -> None:
         self.problems: list[Problem] = []
@@ -191,7 +200,7 @@ class Corpus:
         kind, unknown, found = _kind(name), False, None
         try:
             found = os.stat(path)
-            reason = "a link to a target outside the corpus, which is not followed; copy the target here"
+            reason = OUTSIDE
         except OSError as error:
             reason, stray = reason_of(error), True
             unknown = kind in RECORDS or not kind and not os.path.islink(path)  # may be a folder
@@ -269,8 +278,8 @@ def _kind(name: str) -> str:
 
 
 def _name(path: str) -> str:
-    """A path as valid Unicode with forward slashes."""
-    return os.fsencode(path).decode("utf-8", "replace").replace(os.sep, "/")
+    """A path as valid Unicode with forward slashes, on one line: a line break would forge lines of output and logs."""
+    return _CONTROL.sub("\ufffd", os.fsencode(path).decode("utf-8", "replace").replace(os.sep, "/"))
 
 
 def _clean(value: Any) -> Any:
@@ -339,7 +348,7 @@ def _load(line: bytes) -> tuple[str, dict[str, Any]]:
         raise DataError(
             f"no valid id; '_id', 'id' or 'source' must be a string of 1 to {MAX_ID} characters, or an integer"
         )
-    return str(name), record
+    return _CONTROL.sub("\ufffd", str(name)), record
 
 
 def _name_field(record: Mapping[str, Any]) -> str:

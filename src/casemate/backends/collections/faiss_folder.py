@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from casemate.errors import ConfigError, DataError, needs
 from casemate.types import Vector
 
 CONTENT = "page_content"  # LangChain's field for the text
+SAVING_S = 10.0
+"""Seconds after the last write in which the files may be those of a ``save_local`` that has not ended."""
 
 
 class _Plain:
@@ -58,6 +61,9 @@ class _Saved(NamedTuple):
 class FaissFolder(RowCollection):
     """Documents of LangChain's FAISS store, saved by ``save_local``. Read again when the files change.
 
+    ``save_local`` writes one file after the other. While only one is new, or they cannot be read, the state before is
+    used, for ``SAVING_S`` at most: the new vectors with the old documents would be wrong rows.
+
     FAISS ranks by its own metric; the documents are scored again exactly. The file of documents is a pickle: only
     texts, numbers, lists and mappings are read from it, and no code of it runs.
 
@@ -83,7 +89,7 @@ class FaissFolder(RowCollection):
         self.name = f"faiss {self.folder}, index {self.index}"
         self.by_cosine = False
         self._lock = threading.Lock()
-        self._stamp: Any = None
+        self._stamp: Sequence[tuple[int, int]] = ()
         self._saved = _Saved(None, {}, (), {})
 
     def connect(self) -> int:
@@ -111,16 +117,37 @@ class FaissFolder(RowCollection):
         return [saved.row(saved.places[name]) for name in ids if name in saved.places]
 
     def _loaded(self) -> _Saved:
-        files = [self.folder / f"{self.index}{ending}" for ending in (".faiss", ".pkl")]
         try:
-            stamp = [(f.stat().st_mtime_ns, f.stat().st_size) for f in files]
             with self._lock:
-                if stamp != self._stamp:
-                    self._saved = self._read(*files)
-                    self._stamp = stamp
+                self._refresh()
                 return self._saved
         except OSError as error:
             raise DataError(f"{self.name} cannot be read: {type(error).__name__}; check folder and index") from None
+
+    def _refresh(self) -> None:
+        """Reads the files again if both have changed, or one has and the writer must have ended."""
+        stamp = self._stamp_of_files()
+        if stamp == self._stamp:
+            return
+        saving = bool(self._stamp) and time.time() - max(written for written, _ in stamp) / 1e9 < SAVING_S
+        if saving and any(new == old for new, old in zip(stamp, self._stamp, strict=True)):
+            return
+        try:
+            saved = self._read(*self._files)
+        except DataError:
+            if saving:
+                return
+            raise
+        if not saving or stamp == self._stamp_of_files():  # else they were written meanwhile
+            self._saved, self._stamp = saved, stamp
+
+    @property
+    def _files(self) -> tuple[Path, Path]:
+        return self.folder / f"{self.index}.faiss", self.folder / f"{self.index}.pkl"
+
+    def _stamp_of_files(self) -> Sequence[tuple[int, int]]:
+        """Time of the last write, in ns, and size of each file."""
+        return [(found.st_mtime_ns, found.st_size) for found in (file.stat() for file in self._files)]
 
     def _read(self, vectors: Path, documents: Path) -> _Saved:
         import faiss

@@ -109,7 +109,7 @@ class OpenAIEndpoint(Target):
         response = await self._http.send("POST", self._url, headers, json.dumps(self._body(query, turns)).encode())
         try:
             text, complete = self._read(response)
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise self._error(
                 f"the response cannot be parsed ({type(error).__name__}); check that the API is OpenAI-compatible"
             ) from None

@@ -167,6 +167,6 @@ def _client(value: str) -> tuple[str, str]:
     """Tenant and client of a form's value."""
     try:
         tenant, client = json.loads(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise HTTPException(400, "The form cannot be read.") from None
     return str(tenant), str(client)

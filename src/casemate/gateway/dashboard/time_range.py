@@ -18,6 +18,8 @@ PRESETS = {
 }
 """Relative ranges by their name in the address: length, and description."""
 DEFAULT = "24h"
+YEARS = range(1970, 3000)
+"""Years of a time in the address. Near the first and last year of ``datetime``, the edges of a bin do not exist."""
 MAX_BINS = 32
 WIDTHS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
 """Seconds of a bin of a chart; beyond the largest, whole days."""
@@ -127,6 +129,8 @@ def by_bin(bins: Iterable[TimeBin], times: Iterable[datetime]) -> list[list[int]
 
 def _parse(text: str) -> datetime:
     found = datetime.fromisoformat(text.strip())
+    if found.year not in YEARS:
+        raise ValueError(f"the year {found.year}")
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
 
 

@@ -199,7 +199,7 @@ def recognize(content: Sequence[Any], structured: Any = None) -> list[str] | Non
         if structured is not None:
             return list(_texts(structured))
         return [text for block in content for text in _block_texts(block)]
-    except LookupError:
+    except (LookupError, RecursionError):
         return None
 
 
@@ -208,7 +208,7 @@ def _block_texts(block: Any) -> Iterator[str]:
         raise LookupError(block.type)
     try:
         value = json.loads(block.text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = block.text
     yield from _texts(value) if isinstance(value, dict | list) else [block.text]
 

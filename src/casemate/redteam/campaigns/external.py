@@ -42,6 +42,7 @@ from casemate.redteam.lab.results import CampaignResult, Utility
 from casemate.redteam.lab.store import CampaignStore
 from casemate.redteam.reporting.files import CRAWL, has_own_reports, target_folder
 from casemate.runtime.cached_embedder import CachedEmbedder
+from casemate.runtime.concurrency import map_concurrently
 from casemate.types import Document, Query
 
 NO_WAITS: tuple[float, ...] = ()  # an external target retries by itself
@@ -206,7 +207,7 @@ class ExternalMembershipCampaign(ExternalCampaign):
         runner = MembershipRunner(
             experiment,
             section.gate,
-            measure_utility=partial(self._measure_utility, external, split) if comparable else None,
+            measure_utility=partial(self._measure_utility, external, split, current, store) if comparable else None,
             not_observable=not_observable,
             extra_checks=lambda: (genre_check(split), refusal_check(experiment.trials())),
         )
@@ -229,12 +230,24 @@ class ExternalMembershipCampaign(ExternalCampaign):
         except DataError as error:
             return None, f"{error}. {MISSING}"
 
-    async def _measure_utility(self, external: ExternalTargets, split: Split, steps: Steps) -> Utility | None:
+    async def _measure_utility(
+        self, external: ExternalTargets, split: Split, current: CampaignRound, store: CampaignStore, steps: Steps
+    ) -> Utility | None:
         section, rng = self.config.redteam, np.random.default_rng(self.config.redteam.seed + 1)
         source, questions = benign_questions(self.benign, split.members, BENIGN_QUESTIONS, rng)
         queries = [Query(text, f"benign-{i}", k=self.config.rag.k) for i, text in enumerate(questions)]
         with steps("asking benign questions (off, on)", 2 * len(queries)) as count:
-            sides = [await external.targets[side].ask_all(queries, section.concurrency, count) for side in (OFF, ON)]
+
+            async def reply(side: str, query: Query) -> str:
+                key = f"benign-{current.label}-{digest(side, query.client, query.text)}"
+                found = store.get_reply(key)
+                if found is None:  # else an earlier run of this round asked it, before its attacks
+                    (answer,) = await external.targets[side].ask_all([query], 1)
+                    found = store.put_reply(key, answer.text if answer else "")
+                count(1)
+                return found
+
+            sides = [await map_concurrently(partial(reply, s), queries, section.concurrency) for s in (OFF, ON)]
         return measure_lost_answers(source, *sides)
 
 

@@ -16,7 +16,7 @@ from casemate.redteam.lab.results import BenignReplay, Utility
 from casemate.redteam.lab.store import Exchange
 from casemate.runtime.concurrency import map_concurrently
 from casemate.text.synthetic_questions import generate_questions
-from casemate.types import Answer, Document, Query
+from casemate.types import Document, Query
 
 PLAN = CrawlPlan()
 AT_ONCE = 4  # questions that are asked concurrently
@@ -68,14 +68,12 @@ async def measure_utility(
     )
 
 
-def measure_lost_answers(
-    source: str, bare: Sequence[Answer | None], guarded: Sequence[Answer | None]
-) -> Utility | None:
+def measure_lost_answers(source: str, bare: Sequence[str], guarded: Sequence[str]) -> Utility | None:
     """Cost of an external guard, whose verdicts are not observable: answers of the bare system that are lost.
 
-    None as an answer: refused. Returns None if the bare target answers nothing either.
+    An empty answer: refused. Returns None if the bare target answers nothing either.
     """
-    before, after = ([Exchange("", a.text if a else "").answered for a in side] for side in (bare, guarded))
+    before, after = ([Exchange("", text).answered for text in side] for side in (bare, guarded))
     kept = [got for had, got in zip(before, after, strict=True) if had]
     if not kept:
         return None

@@ -11,6 +11,7 @@ to fit under the limit at all, 1,100 to pass four times in five, and 2,000 to pa
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -325,8 +326,9 @@ def _inference_check(result: AttackResult, guarded: bool, limits: GateSection) -
     rate = figures.adjusted_accuracy
     status = compare_to_limit(rate, limit)
     why = f"Adjusted accuracy, thresholds fitted on the same system; {_describe_interval(rate, limit, status)}"
+    count = figures.members + figures.nonmembers
     if status is CheckStatus.INCONCLUSIVE:
-        why += _describe_sample_size(rate, limit, figures.members + figures.nonmembers, "candidates")
+        why += _describe_sample_size(_deciding_candidates(rate, limit, count), count, "candidates")
     return Check(name, status, rate.value, limit, why, result.name, OWASP, ATLAS)
 
 
@@ -336,13 +338,28 @@ def _describe_interval(rate: Estimate, limit: float, status: CheckStatus) -> str
     return f"95 % interval against the limit of {limit:g}: {rate.low:.3f} to {rate.high:.3f}, {where}"
 
 
-def _describe_sample_size(rate: Estimate, limit: float, count: int, what: str) -> str:
+def _describe_sample_size(needed: int | None, count: int, what: str) -> str:
+    if needed is None:
+        return "; the value is too close to the limit for a larger sample to decide"
+    return f"; about {needed} {what} instead of {count} would decide"
+
+
+def _deciding_candidates(rate: Estimate, limit: float, count: int) -> int | None:
     """The sample size that would decide if the value stays the same: the interval shrinks with its square root."""
     distance = abs(rate.value - limit)
     reach = rate.high - rate.value if rate.value <= limit else rate.value - rate.low
-    if distance * 10 < reach:
-        return "; the value is too close to the limit for a larger sample to decide"
-    return f"; about {math.ceil(count * (reach / distance) ** 2 / 10) * 10} {what} instead of {count} would decide"
+    return None if distance * 10 < reach else math.ceil(count * (reach / distance) ** 2 / 10) * 10
+
+
+def _deciding_questions(share: float, limit: float, count: int) -> int | None:
+    """The sample size that would decide if a share stays the same. Near 0 its interval shrinks faster than a mean's."""
+
+    def decides(size: int) -> bool:
+        return compare_to_limit(stats.proportion(round(share * size), size), limit) is not CheckStatus.INCONCLUSIVE
+
+    sizes = range(10 * (count // 10 + 1), 100 * max(count, 10), 10)
+    found = bisect.bisect_left(sizes, True, key=decides)
+    return sizes[found] if found < len(sizes) else None
 
 
 def _utility_check(utility: Utility | None, limits: GateSection) -> Check:
@@ -354,7 +371,8 @@ def _utility_check(utility: Utility | None, limits: GateSection) -> Check:
     what = "changed answers" if utility.flagged else "lost answers"
     why = f"Share of {what}, {_describe_interval(rate, limits.harmless, status)}"
     if status is CheckStatus.INCONCLUSIVE:
-        why += _describe_sample_size(rate, limits.harmless, utility.questions, "questions")
+        needed = _deciding_questions(rate.value, limits.harmless, utility.questions)
+        why += _describe_sample_size(needed, utility.questions, "questions")
     return Check(BENIGN_UNCHANGED, status, rate.value, limits.harmless, why)
 
 
