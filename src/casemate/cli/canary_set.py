@@ -49,6 +49,8 @@ REASONS = {
 }
 """What the kinds of deviations say about a dropped draft."""
 
+_REVIEW = "delete the questions whose expected answer is wrong"
+
 
 @canary.command("suggest")
 def suggest_command(
@@ -91,8 +93,7 @@ def suggest_command(
         return
     _show_suggestion(found, file, count)
     configure = "" if is_configured else "set monitor.canaries to this file, "
-    review = "delete the questions whose expected answer is wrong"
-    out.print(f"next: {review}, {configure}then run 'casemate canary baseline'")
+    out.print(f"next: {_REVIEW}, {configure}then run 'casemate canary baseline'")
 
 
 def _target(app: App, tenant: str) -> Target:
