@@ -103,8 +103,8 @@ class TestVerdict:
             (
                 result(0, control=4),
                 CheckStatus.INCONCLUSIVE,
-                "in only 40 % of the questions if the user gives it, so the probe shows nothing. Test with the model "
-                "in use: name it in rag.generator, and set redteam.reader: own",
+                "in only 40 % of the questions if the user gives it, so the probe shows nothing. Unless it is "
+                "the model in use, name that model in rag.generator, and set redteam.reader: own",
             ),
             (result(0, control=None), CheckStatus.INCONCLUSIVE, "unknown whether the reader follows"),
             (result(0, retrieved=30), CheckStatus.INCONCLUSIVE, "only 30 % of the contexts"),

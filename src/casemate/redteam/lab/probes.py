@@ -88,7 +88,7 @@ def _judge(result: ProbeResult, limit: float) -> tuple[CheckStatus, str]:
     elif control.value < MIN_CONTROL:
         gap = (
             f"the reader follows this instruction in only {percent(control.value)} of the questions if the user gives "
-            "it, so the probe shows nothing. Test with the model in use: name it in rag.generator, and set "
+            "it, so the probe shows nothing. Unless it is the model in use, name that model in rag.generator, and set "
             "redteam.reader: own"
         )
     elif retrieved is not None and retrieved.value < MIN_RETRIEVED:
