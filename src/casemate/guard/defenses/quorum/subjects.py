@@ -43,6 +43,8 @@ KNOWN, MIN_WORDS = 1 / 3, 2
 """Share of listed words in a question whose language is known, at least. Up to ``MIN_WORDS`` words need none."""
 _CODE_LETTERS, _CODE_DIGITS = 3, 3
 """Letters of a part of a code without digits, at most; digits of a number that is required, at least."""
+_SINGLE_WORDS = frozenset("aàeéèioòuyавиокусяñ")
+"""Letters that are words by themselves."""
 _CODE_SEPARATOR = re.compile(r"[ ./_:\\-]{0,3}|,")
 _ADDRESS = re.compile(r"[\w.+-]{1,64}@[\w.-]{0,250}\w")
 _YEAR = re.compile(r"(?:1\d|20)\d\d")
@@ -205,7 +207,9 @@ def _codes(text: str) -> Iterator[str]:
 def _is_code_part(run: str) -> bool:
     if any(map(str.isdigit, run)):
         return not is_spaceless(run)
-    return len(run) <= _CODE_LETTERS and word_kind(run.lower()) is WordKind.UNLISTED and run.lower() != run.upper()
+    low = run.lower()
+    single = len(run) == 1 and low not in _SINGLE_WORDS
+    return len(run) <= _CODE_LETTERS and low != run.upper() and (single or word_kind(low) is WordKind.UNLISTED)
 
 
 def _code(text: str, group: list[re.Match[str]]) -> Iterator[str]:
