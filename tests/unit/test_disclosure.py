@@ -167,11 +167,11 @@ class NaiveCounter(DisclosureCounter):
                     break
         return longest, disclosed
 
-    def _read_letters(self, streams, readable):
+    def _read_letters(self, streams):
         for form, letters in (stream for stream in streams if len(stream[1]) >= 4):
             counts = np.array([letters.count(c) for c in ascii_lowercase])
             best = np.argsort(-(self._context.letters.alphabet_weights @ counts).astype(int))[:2] + 1
-            tried = [0, *([] if form in {*disclosure.letter_search.PERMUTED, *readable} else best.tolist())]
+            tried = [0, *([] if form in disclosure.letter_search.PERMUTED else best.tolist())]
             for number, (order, suffix) in product(tried, ((1, ""), (-1, ", reversed"))):
                 stream = letters[::order].translate(disclosure.letter_search.TO_ALPHABET[number])
                 self._read(f"{form}, alphabet {number}{suffix}", self.words_in(stream))

@@ -43,6 +43,21 @@ def test_words_of_clients_that_never_return_are_not_kept(store, at, monkeypatch)
     assert not any(store.quota_usage(f"{quota_name('default', 'ann')} ").values())
 
 
+@pytest.mark.parametrize("answers", [1, 2])
+def test_a_restart_loses_at_most_a_sixteenth_of_what_is_left(store, at, answers):
+    at(20_000)
+    most, lost = 5_000, 0
+    for _ in range(20):
+        block, quotas = WordBlock(quota_name("default", "ann")), WordQuotas(DAY, store)
+        for _ in range(answers):
+            left = most - block.used
+            quotas.acquire([WantedWords(block, 10 - block.left, most)])
+            quotas.give(block, 10)
+        lost += block.left  # the process ends
+        assert block.left <= (left / 16 if answers > 1 else 0)
+    assert block.used == 20 * answers * 10 + lost <= most * (1 - (15 / 16) ** 20) + 20 * answers * 10
+
+
 def test_processes_that_discard_at_the_same_time_exceed_no_quota(tmp_path, at):
     at(20_000)
     stores = [SqlEventStore(path=tmp_path / "events.db") for _ in range(4)]

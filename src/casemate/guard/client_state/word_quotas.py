@@ -26,7 +26,10 @@ _log = logging.getLogger(__name__)
 PREFIX = "crawl words"
 """Beginning of the names of these quotas."""
 BLOCK_SHARE = 16
-"""A process acquires this part of the words that are left, unless it needs more at once."""
+"""A process acquires this part of the words that are left, unless it needs more at once.
+
+At first, it acquires only what it needs, because it does not know how many are left. So a restart loses few words.
+"""
 KEPT_PERIODS = 366
 """Ended periods whose quotas are kept. If fewer were, a process with a fast clock would delete quotas in use."""
 MAX_OWNERS = 1_000_000
@@ -104,7 +107,8 @@ class WordQuotas:
             requests = []
             for block, lacking, most in wanted:
                 self._renew(block)
-                amount = max(lacking, (most - block.used) // BLOCK_SHARE)
+                ahead = (most - block.used) // BLOCK_SHARE if block.used else 0  # unknown until the first grant
+                amount = max(lacking, ahead)
                 requests.append(QuotaRequest(f"{block.name} {self._seconds:g}s{period}", amount, most))
         grants = self._count(requests) if self._store is None else self._store.acquire(requests)
         with self._lock:

@@ -194,28 +194,24 @@ class DisclosureCounter:
         if not self._texts or not block:
             return
         before, decoded, unknown, hidden = self._disclosed(), decodings(block), "", 0
-        streams, size, readable = list[tuple[str, str]](), 0, set[str]()
+        streams, size = list[tuple[str, str]](), 0
         for form, text in decoded:
-            if form == "swapped" and readable:
-                continue
             letters = only_letters(text)
             if form == "plain" or len(letters) >= _LEAST_LETTERS * len(text):
                 words = split_words(text)
                 if form == "plain":
                     unknown, hidden = self._find_unknown(words, count_symbols(block))
-                    readable.update([] if unknown else [form])
                     self._read("misspelled", self._context.speller.correct(words))
                 else:
                     self._read(form, words)
-                if form not in readable:
-                    self._read(f"{form}, reversed", " ".join(words)[::-1].split()[::-1])
+                self._read(f"{form}, reversed", " ".join(words)[::-1].split()[::-1])
                 self._read(f"{form}, consonants", self._context.speller.complete(words))
                 streams.append((form, letters))
                 size += len(letters)
             if size >= _GROUP:
-                self._read_letters(streams, readable)
+                self._read_letters(streams)
                 streams, size = [], 0
-        self._read_letters([*streams, ("unknown", unknown)], readable)
+        self._read_letters([*streams, ("unknown", unknown)])
         if not decoded[0].text.isascii():
             self._read_joined(unicodedata.normalize("NFC", decoded[0].text))
         hidden -= self._disclosed() - before
@@ -242,9 +238,9 @@ class DisclosureCounter:
             self._read(f"joined pairs{suffix}", character_pairs([unspaced[::order]]) if unspaced else ())
         self.steps += 2 * len(plain)
 
-    def _read_letters(self, streams: Sequence[tuple[str, str]], readable: Collection[str]) -> None:
+    def _read_letters(self, streams: Sequence[tuple[str, str]]) -> None:
         """Searches letters without spaces, see ``LetterSearch.search``."""
-        found, steps = self._context.letters.search(streams, readable)
+        found, steps = self._context.letters.search(streams)
         self.steps += steps
         for form, words in found.items():
             self._read(form, words)

@@ -1,14 +1,14 @@
 """Finds the words of texts in letters without spaces, also reversed or in another alphabet.
 
 The alphabets are the rotations of the alphabet and of its reverse (affine ciphers with factor 1 and -1). Those with the
-best fit of letter frequencies are tried, if the letters are not those of readable words.
+best fit of letter frequencies are tried.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate
 from string import ascii_lowercase
@@ -62,14 +62,11 @@ class LetterSearch:
         weights: npt.NDArray[np.float64] = frequencies[_ALPHABET_CODES[1:]]
         return weights
 
-    def search(
-        self, streams: Sequence[tuple[str, str]], readable: Collection[str] = ()
-    ) -> tuple[dict[str, list[str]], int]:
+    def search(self, streams: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]], int]:
         """Searches letters unchanged, and in the alphabets with the best fit of frequencies, forwards and backwards.
 
         Args:
             streams: Forms and letters, which are searched together.
-            readable: Forms that are readable words, so that they need no other alphabet.
 
         Returns:
             The words found, by form, alphabet and direction; and the number of letters searched.
@@ -79,7 +76,7 @@ class LetterSearch:
             return {}, 0
         searched = [
             (f"{form}, alphabet {number}", letters.translate(TO_ALPHABET[number]) if number else letters)
-            for (form, letters), numbers in zip(streams, self._alphabets(streams, readable), strict=True)
+            for (form, letters), numbers in zip(streams, self._alphabets(streams), strict=True)
             for number in numbers
         ]
         ends = list(accumulate([1 + len(letters) for _, letters in searched for _ in range(2)]))
@@ -90,10 +87,10 @@ class LetterSearch:
             found[f"{searched[i // 2][0]}{', reversed' * (i % 2)}"].append(word)
         return found, ends[-1] - len(ends)
 
-    def _alphabets(self, streams: Sequence[tuple[str, str]], readable: Collection[str]) -> list[list[int]]:
+    def _alphabets(self, streams: Sequence[tuple[str, str]]) -> list[list[int]]:
         """For each stream, the numbers of the alphabets to try; the first is the alphabet itself."""
         chosen = [[0] for _ in streams]
-        if free := [i for i, (form, _) in enumerate(streams) if form not in PERMUTED and form not in readable]:
+        if free := [i for i, (form, _) in enumerate(streams) if form not in PERMUTED]:
             codes = letter_codes("".join([streams[i][1] for i in free]))
             owner = np.repeat(np.arange(len(free)), [len(streams[i][1]) for i in free])
             counts = np.bincount(26 * owner + codes, minlength=26 * len(free)).reshape(-1, 26)
