@@ -239,10 +239,11 @@ def _labels(app: App) -> Iterator[Finding]:
         held = {label for key in _client_keys(app) for label in key.get("labels", ())}
         for tenant in app.index.tenants():
             sources = {d.source: d.labels for documents, _ in app.index.scan(tenant) for d in documents}
-            used = Counter(label for labels in sources.values() for label in labels)
-            if not used and not held:
+            restricted = [labels for labels in sources.values() if labels is not None]
+            used = Counter(label for labels in restricted for label in labels)
+            if not restricted and not held:
                 continue
-            labeled = sum(map(bool, sources.values()))
+            labeled = len(restricted)
             detail = f"tenant {tenant!r}: {labeled} of {len(sources)} sources are restricted to keys with a label (acl)"
             named = ", ".join(f"{label} {plural(count, 'source')}" for label, count in sorted(used.items()))
             yield Finding("labels", True if labeled else None, detail + (f": {named}" if named else ""))

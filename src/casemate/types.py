@@ -107,15 +107,15 @@ class Document:
         return f"{self.title}\n{self.text}" if self.title else self.text
 
     @property
-    def labels(self) -> frozenset[str]:
-        """Access labels: a reader needs one of them. Without labels, the whole tenant may read the document.
+    def labels(self) -> frozenset[str] | None:
+        """Access labels: a reader needs one of them. None: the whole tenant may read it. Empty: no client may.
 
         >>> sorted(Document("d", "", metadata={"acl": ["hr", "board"]}).labels)
         ['board', 'hr']
         """
         named = self.metadata.get(ACL)
         if named is None:  # fast path: called for every hit of every request
-            return frozenset()
+            return None
         return frozenset(map(str, named if isinstance(named, list | tuple | set | frozenset) else [named]))
 
 
@@ -150,8 +150,13 @@ class Query:
             raise TypeError(f"labels={self.labels!r}, groups={self.groups!r}; each must be a set of texts, or None")
 
     def may_read(self, document: Document) -> bool:
-        """Whether the client's labels give access to a document."""
-        return self.labels is None or not (named := document.labels) or not named.isdisjoint(self.labels)
+        """Whether the client's labels give access to a document.
+
+        >>> hr = Query("", labels=frozenset({"hr"}))
+        >>> [hr.may_read(Document("d", "", metadata={"acl": named})) for named in (None, ["hr"], ["board"], [])]
+        [True, True, False, False]
+        """
+        return self.labels is None or (named := document.labels) is None or not named.isdisjoint(self.labels)
 
 
 @dataclass(frozen=True, slots=True)
