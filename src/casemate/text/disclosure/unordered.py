@@ -16,6 +16,7 @@ UNORDERED_WORDS, UNORDERED_SHARE = 8, 0.2
 """Minimum number of different words of a text, and minimum share above chance, of an answer that repeats it."""
 _UNKNOWN_CHANCE = 0.3
 """Share that is explained by chance if there are no other texts."""
+_FIRST_LEAST = [float(UNORDERED_WORDS)]
 
 
 class UnorderedWords:
@@ -36,9 +37,10 @@ class UnorderedWords:
     def __init__(self, context: Context, question: frozenset[str]) -> None:
         self._context, self._question = context, question
         self.words, self._added = list[str](), 0
-        self.least, self.repeated = [float(UNORDERED_WORDS)] * context.shown, set[int]()
+        self.least: list[float] = _FIRST_LEAST * context.shown
+        self.repeated = set[int]()
         self._said: dict[str, int] = {}  # number of times that the form contains each word
-        self._different, self._weight = [0] * len(context.texts), [0.0] * len(context.texts)
+        self._different, self._weight = list[int](), list[float]()  # of each text, once one is compared
 
     def compare(self, number: int, time: int) -> list[tuple[int, bool]]:
         """Compares a text. Returns all of its words that the form contains, if these are more than chance explains.
@@ -51,6 +53,7 @@ class UnorderedWords:
             Bit mask of each word, and whether no other text in the context contains it.
         """
         if not self._added:
+            self._different, self._weight = [0] * len(self._context.texts), [0.0] * len(self._context.texts)
             self.least = [max(UNORDERED_WORDS, UNORDERED_SHARE * total) for total in self._context.weights]
         self._add()
         missing = max(UNORDERED_WORDS - self._different[number], self._least_weight(number) - self._weight[number])
