@@ -29,7 +29,7 @@ from casemate.guard.defenses.quorum.keywords import (
     statements,
 )
 from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
-from casemate.guard.defenses.quorum.subjects import Subject
+from casemate.guard.defenses.quorum.subjects import MAX_REQUIRED, Subject
 from casemate.guard.units import group_units
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
@@ -547,6 +547,12 @@ def test_a_number_is_required(number, other):
     subject = AskedQuestion.of(f"Who is the customer with the number {number}?").subject
     assert not subject.is_missing(f"Ann is a customer, number {number}.")
     assert subject.is_missing(f"Ann is a customer, number {other}.")
+
+
+def test_a_question_with_more_codes_than_are_searched_has_no_answer():
+    codes = [f"K{number}" for number in range(100, 101 + MAX_REQUIRED)]
+    assert not AskedQuestion.of(f"Who has {', '.join(codes[1:])}?").subject.is_missing(" ".join(codes))
+    assert AskedQuestion.of(f"Who has {', '.join(codes)}?").subject.is_missing(" ".join(codes))
 
 
 def test_a_mail_address_is_required():

@@ -50,6 +50,9 @@ _ADDRESS = re.compile(r"[\w.+-]{1,64}@[\w.-]{0,250}\w")
 _YEAR = re.compile(r"(?:1\d|20)\d\d")
 _QUANTITY = re.compile(r"\d+[.:]\d+%?")
 """A time, or a number with decimals."""
+MAX_REQUIRED = 32
+"""Codes and pairs of a question, at most: each is searched in each unit. With more, every unit abstains."""
+_NEVER = re.compile(r"(?!)")
 _CACHED = 4096
 
 
@@ -83,17 +86,19 @@ class Subject:
             text: The question.
             named: Words of names of several words with capitals, in lower case.
         """
-        codes = [*_codes(text)]
+        codes = [*dict.fromkeys(_codes(text))]
         text = _without(text, codes)
         read = _WORD.findall(text)
         spaced = [word.lower() for word in read if word.isalpha() and not is_spaceless(word)]
         known = _is_known(spaced)
         pairs, words = _names(text) if known else ([], set[str]())
         words.update(part for name in named for part in _WORD.findall(name) if len(part) > 1)
+        near = dict.fromkeys((stem(one), stem(other)) for one, other in pairs)
+        searched = len(codes) + len(near) <= MAX_REQUIRED
         return cls(
             words=frozenset(map(stem, words)),
-            pairs=tuple((stem(one), stem(other)) for one, other in pairs),
-            codes=tuple(map(_pattern, codes)),
+            pairs=tuple(near) if searched else (),
+            codes=tuple(map(_pattern, codes)) if searched else (_NEVER,),
             stretches=tuple(run for word in read if is_spaceless(word) for run in asked_stretches(word)),
             known=known,
             neighbors=() if known else tuple(pairwise(map(stem, spaced))),
