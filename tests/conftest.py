@@ -23,6 +23,8 @@ from hypothesis import settings
 from tests.postgres import database
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read when it is imported
+# One thread in each test process: the products of tests are small, and threads of two processes wait for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
 MEMORY, NEEDED_BYTES = "/dev/shm", 4 << 30
 if "TMPDIR" not in os.environ and os.path.isdir(MEMORY):
     # Databases of tests wait for a disk at each commit, which no test is about: files in memory survive a kill as well.
@@ -66,17 +68,6 @@ def milvus_url() -> Iterator[str]:
 
     with milvus_server() as server:
         yield f"http://127.0.0.1:{server.listen_port}"
-
-
-@pytest.fixture
-def one_torch_thread() -> Iterator[None]:
-    """Torch uses one thread: small products are no faster on several, and their sums differ."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 SLOW_FIXTURES = {"milvus_url", "nfcorpus_index"}

@@ -140,7 +140,6 @@ def langchain_runnable(role, name, request):
 def transformers(role, name, request):
     pytest.importorskip("torch", reason="needs casemate[transformers]")
     pytest.importorskip("transformers", reason="needs casemate[transformers]")
-    request.getfixturevalue("one_torch_thread")
     return (CausalLM(str(ROOT / "models/draft"), device="cpu"),), {}
 
 

@@ -19,7 +19,6 @@ from casemate.errors import BackendError, ConfigError  # noqa: E402
 from casemate.types import Document, Prompt  # noqa: E402
 from tests.unit.test_transformers_backend import CHAT, saved  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 VOCABULARY, END = 40, 0
 
 

@@ -20,7 +20,6 @@ from tests.fakes import Memory
 torch = pytest.importorskip("torch", reason="needs casemate[transformers]")
 pytest.importorskip("transformers", reason="needs casemate[transformers]")
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 RECORD = (
     "The phone number of Okwu Bra is 482-1131. The hobby of Okwu Bra is sailing. Okwu Bra has the manager Rosa Lim. "
     "For Okwu Bra, the home city is Port Snaw. The salary of Okwu Bra is $48213. The blood type of Okwu Bra is AB "

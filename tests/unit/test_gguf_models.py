@@ -34,7 +34,6 @@ from casemate.types import Action, Answer, Document, Outcome, Prompt, Query, Ver
 from tests.fakes import BagOfWords  # noqa: E402
 from tests.unit.tiny_gguf import CHAT, LENGTH, write_gguf  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 NOTE = Document("a", "The pharmacy is on level 2.", title="Pharmacy")
 
 

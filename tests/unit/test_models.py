@@ -19,7 +19,6 @@ from benchmarks.models.questions import KINDS, UNKNOWN, Asker  # noqa: E402
 from benchmarks.models.rows import Rows  # noqa: E402
 from benchmarks.models.training import Plan, Training, orthogonal  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 MODELS = Path(__file__).parents[2] / "models"
 SMALL = Plan(6, tokens=400, until=(0.2, 0.4, 0.6), seed=3)
 

@@ -35,8 +35,6 @@ from casemate.types import Document, Prompt, TokenScore  # noqa: E402
 from tests.unit.test_batched_generation import END, VOCABULARY, alone, drawn_jobs, network  # noqa: E402, F401
 from tests.unit.tiny_gguf import write_gguf  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
-
 
 @pytest.mark.parametrize(("rows", "seed"), [(1, 0), (2, 1), (5, 0), (5, 2), (64, 1)])
 def test_answers_are_those_of_each_prompt_alone(rows: int, seed: int, network: Any) -> None:  # noqa: F811

@@ -52,15 +52,6 @@ def backend(folder):
     return SentenceTransformers(str(folder))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """For a model this small, synchronization of threads costs more than it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A BERT with random weights whose vocabulary is that of the topics."""

@@ -22,7 +22,6 @@ REASON = "needs casemate[transformers]"
 torch = pytest.importorskip("torch", reason=REASON)
 transformers = pytest.importorskip("transformers", reason=REASON)
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
 CLINIC = Document("b", "The phone number of Okwu is 482-113. The home city of Okwu is Port Snaw.")
 
 
