@@ -106,10 +106,14 @@ class Subject:
 
     def is_missing(self, text: str) -> bool:
         """Whether a text is about another subject."""
-        read = _read(text)
-        if not self.words <= read.words or not all(code.search(text) for code in self.codes):
+        folded = text.casefold()
+        has_words = all(word.casefold() in folded for word in self.words)  # spares the reading of most texts
+        if not has_words or not all(code.search(text) for code in self.codes):
             return True
-        if not all(_are_near(read.places, *pair) for pair in self.pairs):
+        if not (self.words or self.pairs or self.neighbors or self.stretches):
+            return False
+        read = _read(text)
+        if not self.words <= read.words or not all(_are_near(read.places, *pair) for pair in self.pairs):
             return True
         if any(len(held := [*read.words.intersection(pair)]) == 1 and held[0] in read.names for pair in self.neighbors):
             return True
