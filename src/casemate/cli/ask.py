@@ -17,7 +17,7 @@ from rich.table import Table
 from casemate import config as configuration
 from casemate.app import open_app
 from casemate.backends.generators.extractive import unanswered_reason
-from casemate.cli.console import Code, ConfigFile, Json, Tenant, out, plain, print_json, say, shown
+from casemate.cli.console import Code, ConfigFile, Json, Tenant, note, out, plain, print_json, say, shown
 from casemate.config import Config
 from casemate.errors import BackendError, ConfigError, QueryError
 from casemate.gateway.auth.keys import ApiKey, ApiKeyStore, query_of
@@ -70,7 +70,7 @@ def ask(
         app.require_documents(asker.tenant)
         if as_json or explain:
             answer, excluded = asyncio.run(asker.explained(question))
-            why = _no_answer_reason(app, question, answer)
+            why = "" if as_json else _no_answer_reason(app, question, answer)
             print_json(_as_json(answer, excluded)) if as_json else _explain(answer, settings.guard.mode, excluded, why)
         else:
             asker.print_stream(question)
@@ -169,7 +169,7 @@ def _report_withheld(verdicts: list[Verdict]) -> bool:
     if withheld:
         what = shown(" and ".join(withheld))
         did = "withheld" if any(v.enforced for v in judged) else "observes; it would withhold"
-        say.print(f"[yellow]note:[/yellow] the guard {did} {what}; --explain shows why")
+        note(f"the guard {did} {what}; --explain shows why")
     return bool(withheld) or len(judged) < len(verdicts)
 
 
@@ -249,5 +249,5 @@ def _explain(answer: Answer, mode: str, excluded: _Excluded, no_answer: str = ""
         for line in verdict_lines(v):
             out.print(shown(line))
     flagged = [v.defense for v in answer.verdicts if v.flagged and score_figures(v.defense, v.score, v.threshold)]
-    for note in dict.fromkeys(NOTES[name] for name in flagged if name in NOTES):
-        out.print(f"[dim]{note}[/dim]")
+    for explained in dict.fromkeys(NOTES[name] for name in flagged if name in NOTES):
+        out.print(f"[dim]{explained}[/dim]")

@@ -254,12 +254,13 @@ def _show_drill(found: Sequence[DrillResult]) -> None:
     columns = ("canary", "off", "on", "gate", "detected", "restored")
     table = Table(Column("attack", overflow="fold"), *(Column(name, no_wrap=True) for name in columns))
     for attack, watched in dict.fromkeys((d.attack, d.watched) for d in found):
-        some = [d for d in found if (d.attack, d.watched) == (attack, watched)]
-        outcomes = zip(*((d.false_unguarded, d.false_guarded, bool(d.detected_by)) for d in some), strict=True)
-        unguarded, guarded, detected = (f"{sum(side)} of {len(some)}" for side in outcomes)
-        planted, screened = sum(d.documents for d in some), [d.quarantined for d in some if d.quarantined is not None]
+        drills = [d for d in found if (d.attack, d.watched) == (attack, watched)]
+        outcomes = zip(*((d.false_unguarded, d.false_guarded, bool(d.detected_by)) for d in drills), strict=True)
+        unguarded, guarded, detected = (f"{sum(side)} of {len(drills)}" for side in outcomes)
+        planted = sum(d.documents for d in drills)
+        screened = [d.quarantined for d in drills if d.quarantined is not None]
         gate = f"{sum(screened)} of {planted}" if screened else "none"
-        restored = "yes" if all(d.restored for d in some) else "[red]no[/red]"
+        restored = "yes" if all(d.restored for d in drills) else "[red]no[/red]"
         table.add_row(attack, "yes" if watched else "no", unguarded, guarded, gate, detected, restored)
     out.print(table)
     out.print("off, on: false answers without and with the guard; gate: documents quarantined")

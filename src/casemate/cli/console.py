@@ -22,9 +22,9 @@ from casemate.reports.durations import NO_BREAK_SPACE, duration
 from casemate.text.tokens import REPLACEMENT_CHARACTER, UNSAFE_CHARACTERS
 
 LINE_SECONDS, MAX_LINE_SECONDS = 10.0, 60.0
+"""First and longest time between two lines of progress where stderr is not a terminal. It doubles from line to line."""
 MIN_ESTIMATED_PERCENT, SPEED_SECONDS = 10.0, 10.0
 """Share of a step from which the time left is estimated, and the last seconds whose speed counts."""
-"""First and longest time between two lines of progress where stderr is not a terminal. It doubles from line to line."""
 
 
 class TextConsole(Console):

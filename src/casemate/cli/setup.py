@@ -27,6 +27,7 @@ from casemate.cli.console import (
     Tenant,
     bar,
     interruptible,
+    note,
     out,
     print_json,
     say,
@@ -92,10 +93,10 @@ def index(
             app.index.warm(tenant)
         total = app.index.moments(tenant).n
         _report(report, total, as_json)
-        for note in _screening_notes(app, tenant, gate, report.quarantined):
-            say.print(note)
-        for note in _crawl_notes(app, total) if report.indexed or report.removed else ():
-            say.print(note)
+        for line in _screening_notes(app, tenant, gate, report.quarantined):
+            say.print(line)
+        for line in _crawl_notes(app, total) if report.indexed or report.removed else ():
+            note(line)
         calibrate_if_due(app, tenant, fit)
     raise typer.Exit(Code.OK if report.complete else Code.INCOMPLETE)
 
@@ -132,8 +133,7 @@ def _screening_notes(app: App, tenant: str, gate: ScreeningGate | None, waiting:
 
 def _crawl_notes(app: App, chunks: int) -> Iterator[str]:
     if app.config.guard.mode != "off":
-        for note in daily_share_notes(app.guard.defenses, chunks, app.config.rag.k):
-            yield f"[yellow]note:[/yellow] {note}"
+        yield from daily_share_notes(app.guard.defenses, chunks, app.config.rag.k)
 
 
 def _screening_note(gate: ScreeningGate, waiting: int) -> str:
@@ -306,8 +306,8 @@ def _say_calibrated(name: str, found: Calibration, significance: float) -> None:
     hint = "; 'casemate calibrate' shows the cost" if found.benign else ""
     say.print(f"{_summary(name, found)}{hint}")
     _warn(found, significance)
-    if note := weak_attacks_note(found, significance):
-        say.print(f"[yellow]note:[/yellow] {shown(note)}")
+    if weak := weak_attacks_note(found, significance):
+        note(shown(weak))
 
 
 def _limits(found: Calibration, significance: float) -> dict[str, Any]:

@@ -111,8 +111,10 @@ class Corpus:
         """Yields all sources in the order of their paths, with unique names. Records are read one by one."""
         self._reset()
         names: set[str] = set()
+        inside = os.path.join(os.path.realpath(self.path), "") if self._folder else ""
         for name, path in self._files():
-            if not self._is_inside(path):  # replaced by a link since its folder was listed, perhaps minutes ago
+            # it may have been replaced by a link since its folder was listed, perhaps minutes ago
+            if not os.path.realpath(path).startswith(inside):
                 self._problem(name, OUTSIDE, name, _kind(name) in RECORDS)
                 continue
             found = self._records(name, path) if _kind(name) in RECORDS else self._file(name, path)
@@ -124,10 +126,6 @@ class Corpus:
                 else:
                     names.add(source.name)
                     yield source
-
-    def _is_inside(self, path: str) -> bool:
-        inside = os.path.join(os.path.realpath(self.path), "")
-        return not self._folder or os.path.realpath(path).startswith(inside)
 
     def _reset(self) -> None:
         self.problems: list[Problem] = []

@@ -219,6 +219,10 @@ class AskedQuestion:
         folded = _MARKS.sub("", _plain(_composed(text))).casefold()
         return frozenset([name for name in self.stems if name.casefold() in folded])
 
+    def concerns_another(self, text: str, title: str) -> bool:
+        """Whether a unit is about another subject."""
+        return self.subject.is_missing(_composed(f"{title}\n{text}"))
+
     def has_names(self, stems: frozenset[str]) -> bool:
         """Whether at least half of its names and numbers are among some stems."""
         return 2 * len(stems & self.names) >= len(self.names)
@@ -436,11 +440,7 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
         return ()
     found, heading = read_text(text), _heading(title)
     stems = heading.union(*(s.stems for s in found))
-    if (
-        not found
-        or question.coverage(stems) < question.least
-        or question.subject.is_missing(_composed(f"{title}\n{text}"))
-    ):
+    if not found or question.coverage(stems) < question.least or question.concerns_another(text, title):
         return ()
     ranked = _ranked(question, found, heading)
     chosen = sorted(i for worth, i in ranked[:most] if worth > 0)
@@ -455,7 +455,7 @@ def excerpt(question: AskedQuestion, unit: Document, most: int) -> Document | No
     """
     found, heading = read_text(unit.text), _heading(unit.title)
     stems = heading.union(*(s.stems for s in found))
-    if not question.has_names(stems) or question.subject.is_missing(_composed(f"{unit.title}\n{unit.text}")):
+    if not question.has_names(stems) or question.concerns_another(unit.text, unit.title):
         return None
     if len(found) <= most:
         return unit
