@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -191,5 +193,8 @@ def test_faiss_files_are_read_again_when_they_change_and_must_belong_together(tm
     assert [d.text for d in opened.find(["new"]).documents] == ["new text"]
     store.index.add(vectors()[:1])
     store.save_local(str(tmp_path / "store"))
+    long_ago = time.time() - 2 * faiss_folder.SAVING_S  # else the writer might not have ended
+    for file in (tmp_path / "store").iterdir():
+        os.utime(file, (long_ago, long_ago))
     with pytest.raises(DataError, match="do not belong together"):
         opened.count()
