@@ -489,6 +489,7 @@ def test_without_texts_nothing_is_disclosed():
     counter = DisclosureCounter([], "divers?")
     assert (counter.read(TEXT), counter.disclosed_words, counter.lengths, counter.expected) == ([], 0, [], 0)
     assert DisclosureCounter(["", "the of"]).read(TEXT) == [0, 0]
+    assert DisclosureCounter([], "", [TEXT, FERRY]).read(f"{TEXT} {FERRY}") == []  # a context of released texts only
 
 
 def test_words_of_the_question_are_not_disclosed():

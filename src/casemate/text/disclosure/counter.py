@@ -165,7 +165,7 @@ class DisclosureCounter:
             for letters in map(only_letters, streams):
                 self._read("initials", [word for _, word in self._context.letters.words_in(letters)])
                 self.steps += len(letters)
-            if len(self._pieces) >= OUTLINE and self._new_words >= self.growth - self._growth:
+            if self._shown and len(self._pieces) >= OUTLINE and self._new_words >= self.growth - self._growth:
                 self._read_outline(Outline(self._ends + ends))
             self._ends, self._growth = ends[-2 * OUTLINE :], self.growth
         self._pieces, self._new_words = [], 0
