@@ -4,6 +4,7 @@ import json
 import random
 import re
 from itertools import product
+from statistics import median_low
 from string import ascii_lowercase
 
 import numpy as np
@@ -119,6 +120,7 @@ class NaiveCounter(DisclosureCounter):
 
     def __init__(self, texts, question="", unseen=()):
         self.ends = {}  # form, text, direction -> position -> time, length, words
+        self.said, self.repeated = {}, set()  # form -> words; form and text
         super().__init__(texts, question, unseen)
         self.ends = {key: ends for key, ends in self.ends.items() if key[0] != "question"}
 
@@ -130,10 +132,10 @@ class NaiveCounter(DisclosureCounter):
                 for n, text in enumerate(self._texts)
                 if word in text.places
             ]
-            self._unordered[form].words.append(word)
+            self.said.setdefault(form, []).append(word)
             for n, length, bits in found:
-                if n < self._shown and (not length or n not in self._unordered[form].repeated):
-                    self._read_unordered(form, n, word, self.ends[form, n])
+                if n < self._shown and form != "question":
+                    self.disclose_unordered(form, n, word, length)
                 self.growth += bin(bits & ~self.bits[n]).count("1") if n < self._shown else 0
                 self.bits[n] |= bits
             length, n, bits = max(
@@ -144,8 +146,35 @@ class NaiveCounter(DisclosureCounter):
                 self._credited[-n] |= bits
             compared = self._texts[: self._shown] if form == "question" else self._texts
             self.steps += 2 * MAX_SKIP * sum(len(text.places[word].places) for text in compared if word in text.places)
-        self._expected_of[form] = len(self._unordered[form].words)  # compared above
         return known
+
+    def disclose_unordered(self, form, n, word, length):
+        said = self.said[form]
+        if (form, n) in self.repeated:
+            again = [] if length or word in self._question else [(word, said.count(word) - 1)]
+        elif self.repeats(form, n):
+            self.repeated.add((form, n))
+            again = [(w, i) for w in set(said) - self._question for i in range(said.count(w))]
+        else:
+            return
+        for w, i in again:
+            places = self._texts[n].places.get(w)
+            bits = places.places[i][1] if places and i < len(places.places) else 0
+            self._disclose(self.bits, n, bits)
+            if sum(w in text.places for text in self._texts[: self._shown]) == 1:
+                self._disclose(self._credited, n, bits)
+
+    def repeats(self, form, n):
+        """Whether the form contains enough words of a text, in any order."""
+        different = [w for w in dict.fromkeys(self.said[form]) if w not in self._question]
+        if sum(w in self._texts[n].places for w in different) < disclosure.unordered.UNORDERED_WORDS:
+            return False
+        weight = {w: 1 / sum(w in text.places for text in self._texts) for text in self._texts for w in text.places}
+        totals = [sum(weight[w] for w in text.places) for text in self._texts]
+        found = [sum(weight[w] for w in different if w in text.places) for text in self._texts]
+        others = [found[i] / (totals[i] or 1) for i in range(len(totals)) if i != n]
+        chance = median_low(others) if others else 0.3
+        return found[n] >= (disclosure.unordered.UNORDERED_SHARE + chance) * totals[n] - 1e-9
 
     def extended(self, form, number, places):
         now = self.ends[form, number] = self.ends.get((form, number), 0) + 1
@@ -217,7 +246,8 @@ def test_counts_equal_those_of_all_comparisons(seed, monkeypatch):
             assert (fast.growth, fast.covered, fast.credited) == (naive.growth, naive.covered, naive.credited)
     fast.finish(), naive.finish()
     assert (fast.expected, fast.growth, fast.bits) == (naive.expected, naive.growth, naive.bits)
-    assert (fast.expected, fast.undecoded_letters, fast.steps) == (naive.expected, 0, naive.steps)
+    assert (fast.expected, fast.undecoded_letters) == (naive.expected, 0)
+    assert fast.steps <= naive.steps
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -489,6 +519,7 @@ def test_without_texts_nothing_is_disclosed():
     counter = DisclosureCounter([], "divers?")
     assert (counter.read(TEXT), counter.disclosed_words, counter.lengths, counter.expected) == ([], 0, [], 0)
     assert DisclosureCounter(["", "the of"]).read(TEXT) == [0, 0]
+    assert DisclosureCounter([], "", [TEXT, FERRY]).read(f"{TEXT} {FERRY}") == []  # a context of released texts only
 
 
 def test_words_of_the_question_are_not_disclosed():

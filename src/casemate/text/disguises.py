@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
 from casemate.text.tokens import FunctionCache
 
 MAX_GROWTH = 40
@@ -116,6 +114,8 @@ _LETTERS_OR_SPACE = bytes(c if 97 <= c <= 122 else 32 for c in range(256))
 _PRINTABLE = bytes(c if 32 <= c < 127 else 32 for c in range(256))
 _NOT_PRINTABLE = bytes(c for c in range(256) if not 32 <= c < 127 and c not in b"\t\n\r")
 _VOWELS = str.maketrans("", "", "aeiou")
+_SHORT_WORD = 20
+"""Maximum length of a word whose swapped letters are cached."""
 
 
 class _Prefilter(NamedTuple):
@@ -304,7 +304,7 @@ def _rewritings(visible: str, plain: str) -> Iterator[tuple[str, str]]:
     letters = plain.encode("ascii", "replace").translate(_LETTERS_OR_SPACE)
     for run in _DOUBLED_RUN.finditer(plain) if _has_doubled(letters) else ():
         yield "doubled", _DOUBLED.sub(r"\1", run[0])
-    yield "swapped", _swap_pairs(plain)
+    yield "swapped", _swap_pairs(letters.decode("ascii"))
     found = letters.decode("ascii").split()
     yield "initials", "".join([word[0] for word in found])
     single = [word for word in found if len(word) == 1]
@@ -331,16 +331,18 @@ def _has_doubled(letters: bytes) -> bool:
     return (code ^ code >> 8).to_bytes(len(bare)).count(0) >= 6
 
 
-def _swap_pairs(text: str) -> str:
-    """Swaps the first two letters of each word, the next two, and so on; non-ASCII characters become spaces."""
-    codes = np.frombuffer(text.encode("ascii", "replace").translate(_LETTERS_OR_SPACE), np.uint8)
-    at = np.arange(len(codes))
-    letter = codes > 32
-    first = at - np.maximum.accumulate(np.where(letter, -1, at)) - 1  # position in the word
-    left = np.flatnonzero(letter[:-1] & letter[1:] & (first[:-1] % 2 == 0))
-    order = at.copy()
-    order[left], order[left + 1] = left + 1, left
-    return codes[order].tobytes().decode("ascii")
+def _swap_pairs(letters: str) -> str:
+    """Swaps the first two letters of each word, the next two, and so on."""
+    return " ".join([_SWAPPED[word] if len(word) <= _SHORT_WORD else _swap_word(word) for word in letters.split(" ")])
+
+
+def _swap_word(word: str) -> str:
+    code, even = bytearray(word, "ascii"), len(word) // 2 * 2
+    code[:even:2], code[1:even:2] = code[1:even:2], code[:even:2]
+    return code.decode("ascii")
+
+
+_SWAPPED = FunctionCache(_swap_word, 4096)
 
 
 def _numbered_letter(number: str, after: str) -> str:

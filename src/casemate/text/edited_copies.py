@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import chain
+from functools import cached_property, lru_cache, reduce
+from operator import or_
 
 import numpy as np
+import numpy.typing as npt
 
 from casemate.text.tokens import content_words
 
@@ -29,6 +30,7 @@ chance.
 """
 CACHED_TEXTS = 4096
 _BITS = 2048
+_NO_POSITIONS = np.empty(0, np.uint16)
 _BLOCK = 256
 """Number of texts per block of the pairwise comparison."""
 
@@ -47,10 +49,12 @@ class TextWords:
     @cached_property
     def bits(self) -> int:
         """One bit for each stem, at a position by its hash. It rejects most pairs of texts in one operation."""
-        bits = 0
-        for stem in self.stems:
-            bits |= 1 << hash(stem) % _BITS
-        return bits
+        return reduce(or_, [1 << at for at in self.positions.tolist()], 0)
+
+    @cached_property
+    def positions(self) -> npt.NDArray[np.uint16]:
+        """The positions of these bits."""
+        return (np.fromiter(map(hash, self.stems), np.int64, len(self.stems)) % _BITS).astype(np.uint16)
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
@@ -124,9 +128,8 @@ def root(parent: Sequence[int], i: int) -> int:
 def _possible_copies(words: Sequence[TextWords]) -> Iterator[tuple[int, int]]:
     """Pairs of texts that may be copies: a superset, by common bits, from matrix products of blocks."""
     sizes = np.array([len(text.stems) for text in words], np.int64)
-    hashes = np.fromiter(map(hash, chain.from_iterable(text.stems for text in words)), np.int64)
     bits = np.zeros((len(words), _BITS), np.float32)
-    bits[np.repeat(np.arange(len(words)), sizes), hashes % _BITS] = 1
+    bits[np.repeat(np.arange(len(words)), sizes), np.concatenate([_NO_POSITIONS, *(t.positions for t in words)])] = 1
     collisions = sizes - bits.sum(axis=1)
     for start in range(0, len(words), _BLOCK):
         rows = slice(start, start + _BLOCK)

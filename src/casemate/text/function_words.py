@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import lru_cache
+from itertools import chain
 
 from casemate.text.tokens import STOP_WORDS, WORD
 
@@ -103,7 +104,7 @@ def _counts(text: str) -> Counter[str]:
     read = text[:_READ]
     found = WORD.findall(read)
     found[:1] = map(str.lower, found[:1])
-    counts = Counter(name for word in found for name in _LANGUAGES_OF.get(word, ()))
+    counts = Counter(chain.from_iterable(map(_LANGUAGES_OF.__getitem__, filter(_LANGUAGES_OF.__contains__, found))))
     if "'" in read or "’" in read:
         elided = len(_ELIDED.findall(read))
         counts.update(dict.fromkeys(_ELIDING, elided))

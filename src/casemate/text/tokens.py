@@ -90,7 +90,9 @@ def character_pairs(found: Iterable[str]) -> list[str]:
 
 def content_words(text: str) -> frozenset[str]:
     """Returns the stems of the words that are not stop words; for scripts without spaces, ``character_pairs``."""
-    found = words(text) if text.isascii() else character_pairs(words(text))
+    found = words(text)
+    if not text.isascii() and _UNSPACED_RUN.search(text):
+        found = character_pairs(found)
     return frozenset(map(stem, set(found) - STOP_WORDS))
 
 

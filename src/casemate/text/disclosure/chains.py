@@ -7,8 +7,10 @@ that occur by chance far apart form no chain. A chain of ``MIN_CHAIN`` words dis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 MIN_CHAIN = 4
 """Minimum number of content words of a counted chain. Shorter ones occur by chance."""
@@ -23,10 +25,12 @@ _End: TypeAlias = tuple[int, int, int]
 _AFTER = tuple(range(1, MAX_SKIP + 1))
 _BEFORE = tuple(-step for step in _AFTER)
 """Steps from a position to those of its neighbors in a chain, nearest first."""
+_NONE = 0, 0
 
 
-class WordPlaces(NamedTuple):
-    """The positions of a word in a text.
+@dataclass(frozen=True, slots=True)
+class WordPlaces:
+    """The positions of a word in a text. Fields are read faster than a named tuple is unpacked.
 
     Attributes:
         places: Positions of the word among the content words, each with the word and the function words before it.
@@ -61,6 +65,8 @@ class Chains:
         time: Number of words of the answer so far that the text contains.
     """
 
+    __slots__ = ("_backwards", "_forwards", "_older", "_recent", "time")
+
     def __init__(self) -> None:
         self.time = self._recent = self._older = 0  # of the last word, and the words of the last ``MAX_APART``
         self._forwards: dict[int, _End] = {}  # for each position, the last chain that ended there
@@ -76,25 +82,24 @@ class Chains:
         self.time = now = self.time + 1
         if not now % MAX_APART:
             self._recent, self._older = 0, self._recent
-        places, at, before, after, around = word
-        self._recent = recent = self._recent | at
-        near = recent | self._older
-        if not around & near:
+        self._recent = recent = self._recent | word.at
+        near, places = recent | self._older, word.places
+        if not word.near & near:
             for position, mask in places:
                 self._forwards[position] = self._backwards[position] = now, 1, mask
-            return 0, 0
-        if before & near:
+            return _NONE
+        if word.before & near:
             found = _extend(self._forwards, _BEFORE, places, now)
             if found[0]:
                 return found
         else:
             for position, mask in places:
                 self._forwards[position] = now, 1, mask
-        if after & near:
+        if word.after & near:
             return _extend(self._backwards, _AFTER, places, now)
         for position, mask in places:
             self._backwards[position] = now, 1, mask
-        return 0, 0
+        return _NONE
 
 
 def _extend(
@@ -124,3 +129,24 @@ def _extend(
             if steps is _AFTER:
                 break
     return longest, disclosed
+
+
+class FewWords:
+    """The words of a form with too few words of each text for a chain. They are not compared with the texts.
+
+    Attributes:
+        words: The words, in order.
+    """
+
+    def __init__(self) -> None:
+        self.words = list[str]()
+        self._positions = defaultdict[int, int](int)  # number of positions of these words in each text
+
+    def add(self, words: Sequence[str], holders: Mapping[str, Sequence[tuple[int, WordPlaces]]]) -> list[str]:
+        """Adds words of the texts. Returns all words once a text may have a chain of them, until then none."""
+        self.words += words
+        positions = self._positions
+        for word in words:
+            for number, places in holders[word]:
+                positions[number] += len(places.places)
+        return self.words if positions and max(positions.values()) >= MIN_CHAIN else []

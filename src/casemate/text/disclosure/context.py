@@ -31,10 +31,9 @@ class Context:
         shown: Number of texts in the context.
         texts: All texts, those in the context first.
         counts: For each content word, the number of texts that contain it.
-        numbers: For each content word, their numbers.
         vocabulary: All content words.
         holders: For each word, the numbers of the texts in the context that contain it, and its positions in each.
-        own_words: By number of a text, its words that no other text contains.
+        totals: By number of a text, the sum of the weights of its words.
         speller: Finds their words among misspelled words.
         letters: Finds their words in letters without spaces.
         readability: Finds what is not in a language like theirs.
@@ -45,37 +44,36 @@ class Context:
         self.texts = [index_text(text) for text in (*shown, *unseen)]
         self.counts = Counter(chain.from_iterable(text.places for text in self.texts))
         self.vocabulary = self.counts.keys()
-        self._places = [(number, text.places) for number, text in enumerate(self.texts)]
-        self._shown_places = self._places[: self.shown]
-        self.numbers = FunctionCache(self._numbers)
+        self._places = [(number, text.places) for number, text in enumerate(self.texts[: self.shown])]
         self.holders = FunctionCache(self._holders)
-        self.own_words = FunctionCache(self._own_words)
+        self._weights = [0.0, *(1 / n for n in range(1, len(self.texts) + 1))]
+        self.totals = FunctionCache(self._total)
         among = self.texts[: self.shown]
         self.speller = Speller(among, self.texts, self.vocabulary)
         self.letters = LetterSearch(self.texts)
         self.readability = Readability(among, self.texts, self.vocabulary)
 
     def _holders(self, word: str) -> list[tuple[int, WordPlaces]]:
-        return [(number, places[word]) for number, places in self._shown_places if word in places]
+        return [(number, places[word]) for number, places in self._places if word in places]
 
-    def _numbers(self, word: str) -> list[int]:
-        return [number for number, places in self._places if word in places]
+    def weigh(self, word: str) -> float:
+        """The weight of a word of the texts: the inverse of the number of texts that contain it."""
+        return self._weights[self.counts[word]]
 
-    def _own_words(self, number: int) -> frozenset[str]:
-        return frozenset(word for word in self.texts[number].places if self.counts[word] == 1)
+    def _total(self, number: int) -> float:
+        return sum(map(self._weights.__getitem__, map(self.counts.__getitem__, self.texts[number].places)))
 
-    @cached_property
-    def weights(self) -> list[float]:
-        """For each text, the sum of the weights of its words."""
-        inverse = [0.0, *(1 / n for n in range(1, len(self.texts) + 1))]
-        return [sum(map(inverse.__getitem__, map(self.counts.__getitem__, text.places))) for text in self.texts]
+    def _own_words(self, number: int) -> list[str]:
+        return [word for word in self.texts[number].places if self.counts[word] == 1]
 
     @cached_property
     def own(self) -> list[int]:
         """For each text, a bit mask of the words that no other text contains."""
         return [
-            reduce(or_, [mask for word in self.own_words[i] for _, mask in text.places[word].places], 0)
-            for i, text in enumerate(self.texts)
+            reduce(
+                or_, [mask for word, at in text.places.items() if self.counts[word] == 1 for _, mask in at.places], 0
+            )
+            for text in self.texts
         ]
 
     @cached_property

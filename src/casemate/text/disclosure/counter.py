@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from statistics import median_low
 
-from casemate.text.disclosure.chains import MAX_SKIP, MIN_CHAIN, Chains
+from casemate.text.disclosure.chains import MAX_SKIP, MIN_CHAIN, Chains, FewWords
 from casemate.text.disclosure.context import share_context
 from casemate.text.disclosure.letters import MIN_LETTERS
 from casemate.text.disclosure.pieces import SIGNS_PER_LETTER, Piece, count_symbols, read_piece, split_pieces
@@ -62,6 +62,7 @@ class DisclosureCounter:
         self.bits = [0] * len(self._texts)
         self._credited = [0] * len(texts)
         self._chains = defaultdict[str, dict[int, Chains]](lambda: defaultdict(Chains))  # by form and text
+        self._few = defaultdict[str, FewWords](FewWords)  # forms with too few words for a chain
         self._expected_of: dict[str, int] = {}  # number of words of each form that are compared with the null
         self._undecoded, self._letters, self._size = list[str](), 0, 0
         self._pieces, self._new_words = list[Piece](), 0  # pieces not read as whole words yet, number of their words
@@ -77,6 +78,7 @@ class DisclosureCounter:
             self._credited = [0] * len(texts)
             self._chains.clear()
             self._unordered.clear()
+            self._few.clear()
             self.growth = 0
 
     @property
@@ -111,12 +113,14 @@ class DisclosureCounter:
     def expected(self) -> int:
         """Number of words of a text that an answer contains by chance: median over the unseen texts; 0 without any."""
         unseen = list(enumerate(text.places for text in self._texts))[self._shown :]
-        for form, read in self._unordered.items():
-            for word in read.words[self._expected_of.get(form, 0) :]:
+        words_of = {form: few.words for form, few in self._few.items()}
+        words_of |= {form: read.words for form, read in self._unordered.items()}
+        for form, words in words_of.items():
+            for word in words[self._expected_of.get(form, 0) :]:
                 for number, places in [(i, found[word]) for i, found in unseen if word in found]:
                     self.steps += 2 * MAX_SKIP * len(places.places)
                     self.bits[number] |= self._chains[form][number].extend(places)[1]
-            self._expected_of[form] = len(read.words)
+            self._expected_of[form] = len(words)
         return median_low([bits.bit_count() for bits in self.bits[self._shown :]] or [0])
 
     def read(self, answer: str) -> list[int]:
@@ -129,14 +133,15 @@ class DisclosureCounter:
     def add(self, text: str) -> None:
         """Adds the next part of the answer. It begins with the space before a word and ends at the end of a word."""
         piece = read_piece(text)
-        words, length, symbols, negligible, numeric, _, _, _ = piece
+        words, length, symbols, negligible = piece.words, piece.length, piece.symbols, piece.negligible
         if self._new_words >= BLOCK:
             self._read_whole()
         self._pieces.append(piece)
         self._new_words += len(words)
         readable = 0
-        if not negligible and (known := self._read("plain", words)):
-            whole = len(known) == len(words) and not numeric
+        if not (negligible or self._context.vocabulary.isdisjoint(words)):
+            known = self._read("plain", words)
+            whole = len(known) == len(words) and not piece.numeric
             readable = length if whole else count_letters([w for w in known if not w.isdigit()])
         if 2 * readable > length and length - readable < MIN_LETTERS or negligible:
             self._readable.update(words)
@@ -160,12 +165,14 @@ class DisclosureCounter:
         Ends are not read if most of the words are disclosed otherwise.
         """
         if self._texts and self._new_words:
-            initials, named, ends = map("".join, list(zip(*self._pieces, strict=True))[-3:])
+            initials = "".join([piece.initials for piece in self._pieces])
+            named = "".join([piece.named for piece in self._pieces])
             streams = [initials, named] if 2 * len(named) > len(initials) else [initials]
             for letters in map(only_letters, streams):
                 self._read("initials", [word for _, word in self._context.letters.words_in(letters)])
                 self.steps += len(letters)
-            if len(self._pieces) >= OUTLINE and self._new_words >= self.growth - self._growth:
+            ends = "".join([piece.ends for piece in self._pieces])
+            if self._shown and len(self._pieces) >= OUTLINE and self._new_words >= self.growth - self._growth:
                 self._read_outline(Outline(self._ends + ends))
             self._ends, self._growth = ends[-2 * OUTLINE :], self.growth
         self._pieces, self._new_words = [], 0
@@ -247,42 +254,47 @@ class DisclosureCounter:
 
     def _read(self, form: str, words: Collection[str]) -> list[str]:
         """Extends the chains of a form. Returns the words that a text contains."""
-        vocabulary, holders = self._context.vocabulary, self._context.holders
+        vocabulary = self._context.vocabulary
         known = [word for word in words if word in vocabulary]
-        if not known:
-            return known
-        chains, unordered, compared = self._chains[form], self._unordered[form], 0
-        for word in known:
-            best = 0
-            unordered.words.append(word)
-            for number, places in holders[word]:
-                compared += len(places.places)
-                chain = chains[number]
-                length, bits = chain.extend(places)
-                if bits & ~self.bits[number]:
-                    self._disclose(self.bits, number, bits)
-                if chain.time >= unordered.least[number] or not length and number in unordered.repeated:
-                    self._read_unordered(form, number, word, chain.time)
-                if length > best:
-                    best, owner, credited = length, number, bits
-            if best and credited & ~self._credited[owner]:
-                self._disclose(self._credited, owner, credited)
-        self.steps += 2 * MAX_SKIP * compared
+        if known and form in self._unordered:
+            self._extend(form, known)
+        elif known and self._few[form].add(known, self._context.holders):
+            self._extend(form, self._few.pop(form).words)
         return known
 
-    def _read_unordered(self, form: str, number: int, word: str, time: int) -> None:
+    def _extend(self, form: str, words: Iterable[str]) -> None:
+        """Extends the chains of a form by words of the texts, and compares the texts that it may repeat."""
+        chains, unordered, compared = self._chains[form], self._unordered[form], 0
+        weights, least, repeated = unordered.weights, unordered.least, unordered.repeated
+        for word in words:
+            best, weight, is_heavy, holders = 0, unordered.add(word), False, self._context.holders[word]
+            for number, places in holders:
+                compared += len(places.places)
+                length, bits = chains[number].extend(places)
+                if length:
+                    self._disclose(self.bits, number, bits)
+                elif repeated and number in repeated:
+                    self._disclose_unordered(number, unordered.disclosed(number, word))
+                if length > best:
+                    best, owner, credited = length, number, bits
+                if weight:
+                    weights[number] += weight
+                    is_heavy = is_heavy or weights[number] >= least[number]
+            if best:
+                self._disclose(self._credited, owner, credited)
+            for number in [n for n, _ in holders if weights[n] >= least[n]] if is_heavy else ():
+                self._disclose_unordered(number, unordered.compare(number))
+        self.steps += 2 * MAX_SKIP * compared
+
+    def _disclose_unordered(self, number: int, found: Iterable[tuple[int, bool]]) -> None:
         """Discloses words of a text that a form contains without their order."""
-        if form == "question":
-            return
-        unordered = self._unordered[form]
-        repeated = number in unordered.repeated
-        found = unordered.disclosed(number, word) if repeated else unordered.compare(number, time)
         for bits, is_own in found:
-            if bits & ~self.bits[number]:
-                self._disclose(self.bits, number, bits)
-            if is_own and bits & ~self._credited[number]:
+            self._disclose(self.bits, number, bits)
+            if is_own:
                 self._disclose(self._credited, number, bits)
 
     def _disclose(self, masks: list[int], number: int, bits: int) -> None:
-        self.growth += (bits & ~masks[number]).bit_count()
-        masks[number] |= bits
+        before = masks[number]
+        masks[number] = after = before | bits
+        if after != before:
+            self.growth += (after ^ before).bit_count()

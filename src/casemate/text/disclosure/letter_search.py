@@ -106,7 +106,7 @@ class LetterSearch:
         The search goes from left to right, prefers the longest word, and allows no overlap.
         """
         end, beginnings = 0, self._beginnings
-        for at in np.flatnonzero(self._prefixes[ngram_codes(letter_codes(text))]).tolist():
+        for at in self._prefixes[ngram_codes(letter_codes(text))].nonzero()[0].tolist():
             prefix = text[at : at + MIN_LETTERS]
             if at >= end and (prefix in beginnings or text[at : at + MIN_LETTERS + 1] in beginnings):
                 if word := next((word for word in self.by_prefix[prefix] if text.startswith(word, at)), ""):

@@ -6,7 +6,7 @@ Answers repeat short pieces, so the descriptions are cached.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from casemate.text.disclosure.words import ALPHANUMERIC, count_letters, split_parts, split_words
 from casemate.text.disguises import INVISIBLE, LETTER_NAMES, fold_text
@@ -52,8 +52,9 @@ def count_symbols(text: str) -> int:
     return symbols + (len(signs) - symbols) // SIGNS_PER_LETTER + sum(map(_other_spaces, _SPACES.findall(text)))
 
 
-class Piece(NamedTuple):
-    """A part of an answer.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer. Fields are read faster than a named tuple is unpacked.
 
     Attributes:
         words: Its words.

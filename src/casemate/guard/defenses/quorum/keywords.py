@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Literal, NamedTuple, TypeAlias
 
 from casemate.guard.defenses.quorum.subjects import Subject, visible
@@ -38,7 +38,8 @@ MAX_SPAN = 12
 """Clusters of a span, at most."""
 _PARTS = re.compile(f"({TOKEN.pattern})")
 MARKUP = re.compile(r"^[\s#>*+•|-]+|[*_`|]+")
-_MARKS = re.compile(r"[*_`|]+")
+_MARK_CHARACTERS = "*_`|"
+_MARKS = re.compile(f"[{_MARK_CHARACTERS}]+")
 _NUMBERING = re.compile(
     r"([ \t>#]*(?:[-*+•][ \t]{1,9})?)(?:\d{1,3}[.)]|\((?:\d{1,3}|[a-z]{1,3})\)|[a-z]{1,2}\))(?=[ \t]+\S)"
 )
@@ -58,6 +59,7 @@ UNMARKED_COVERAGE = 2 / 3
 words. With half, units about other names do not abstain (``benchmarks/unspaced.py``)."""
 NAME_WEIGHT = 3
 """Weight of a name or number in that share: a unit about another bridge shares all words but the name."""
+_NO_STEM = frozenset(("",))
 LEADS = 2
 """Leading keywords of a unit."""
 MAX_SENTENCES = 64
@@ -155,12 +157,15 @@ class Sentence:
             return frozenset().union(*[token.stems for token in self.tokens])
         written[:1] = map(str.lower, written[:1])
         counted = _vocabulary(self.function_words).stems
-        return frozenset().union(*[text_parts(w.lower()) if is_spaceless(w) else counted[w] for w in written])
+        if not is_spaceless(self.text):
+            return frozenset(map(counted.__getitem__, written)) - _NO_STEM
+        parts = [text_parts(w.lower()) if is_spaceless(w) else (counted[w],) for w in written]
+        return frozenset(chain.from_iterable(parts)) - _NO_STEM
 
     @cached_property
     def tokens(self) -> tuple[Token, ...]:
         """Its content words. Capitalized words that follow each other are one token."""
-        return tuple(_tokens(_PARTS.split(self.text), _vocabulary(self.function_words)))
+        return tuple(_tokens(self.text, _vocabulary(self.function_words)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +221,8 @@ class AskedQuestion:
 
         A stem is the beginning of its word in lower case. Case folding maps all lower-case forms of a letter to one.
         """
-        folded = _MARKS.sub("", _plain(_composed(text))).casefold()
+        plain = _plain(_composed(text))
+        folded = (_MARKS.sub("", plain) if any(map(plain.__contains__, _MARK_CHARACTERS)) else plain).casefold()
         return frozenset([name for name in self.stems if name.casefold() in folded])
 
     def concerns_another(self, text: str, title: str) -> bool:
@@ -370,36 +376,38 @@ class _Vocabulary:
     """Words and their counted stems, for some function words. Kept: texts share most words."""
 
     words: FunctionCache[str, _Word]
-    stems: FunctionCache[str, frozenset[str]]
+    stems: FunctionCache[str, str]
 
 
 @lru_cache(maxsize=CACHED_VOCABULARIES)
 def _vocabulary(known: frozenset[str]) -> _Vocabulary:
-    return _Vocabulary(FunctionCache(partial(_word, known)), FunctionCache(partial(_counted_stems, known)))
+    return _Vocabulary(FunctionCache(partial(_word, known)), FunctionCache(partial(_counted_stem, known)))
 
 
 def _word(known: frozenset[str], written: str) -> _Word:
     lower = written.lower()
     stems = text_parts(lower) if is_spaceless(lower) else frozenset((stem(lower),))
-    named = written[0].isdigit() or any(c.isupper() for c in written[1:])
+    named = written[0].isdigit() or not written[1:].islower() and any(map(str.isupper, written[1:]))
     function = lower in known or written in _FIRST_PERSON
     pronoun = function and written in _PRONOUNS
     return _Word(written, lower, lemma(written), stems, written[0].isupper(), function, pronoun, named)
 
 
-def _counted_stems(known: frozenset[str], written: str) -> frozenset[str]:
-    """The stem of a word; nothing for a function word without a capital."""
+def _counted_stem(known: frozenset[str], written: str) -> str:
+    """The stem of a word; empty for a function word without a capital."""
     counts = written.lower() not in known or written[0].isupper()
-    return frozenset([stem(written.lower())]) if counts else frozenset()
+    return stem(written.lower()) if counts else ""
 
 
-def _tokens(parts: Sequence[str], vocabulary: _Vocabulary) -> list[Token]:
+def _tokens(text: str, vocabulary: _Vocabulary) -> list[Token]:
     tokens: list[Token] = []
     before: list[str] = []
     run: list[_Word] = []  # words of the present name
     breaks, run_starts = False, True
+    parts, known = _PARTS.split(text), vocabulary.words.__getitem__
     # Runs without spaces rarely recur, so they are not cached. Their function words are found by clusters.
-    words = [_word(ENGLISH, w) if is_spaceless(w) else vocabulary.words[w] for w in parts[1::2]]
+    read = known if not is_spaceless(text) else lambda w: _word(ENGLISH, w) if is_spaceless(w) else known(w)
+    words = list(map(read, parts[1::2]))
     for position, (between, word) in enumerate(zip(parts[::2], words, strict=False)):
         capital = word.capital and (position > 0 or not word.function)
         if run and capital and between == " ":

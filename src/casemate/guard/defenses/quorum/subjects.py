@@ -17,7 +17,7 @@ from typing import NamedTuple
 from casemate.text.function_words import ALL_FUNCTION_WORDS
 from casemate.text.ordinary_words import WordKind, word_kind
 from casemate.text.sentences import sentences
-from casemate.text.tokens import LETTERS, stem
+from casemate.text.tokens import LETTERS, FunctionCache, stem
 from casemate.text.unspaced import asked_stretches, is_spaceless, text_parts
 
 _WORD = re.compile(LETTERS)
@@ -54,6 +54,8 @@ MAX_REQUIRED = 32
 """Codes and pairs of a question, at most: each is searched in each unit. With more, every unit abstains."""
 _NEVER = re.compile(r"(?!)")
 _CACHED = 4096
+_STEM = FunctionCache[str, str](lambda word: stem(word.lower()))
+"""The stem of a word as written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +117,18 @@ class Subject:
         read = _read(text)
         if not self.words <= read.words or not all(_are_near(read.places, *pair) for pair in self.pairs):
             return True
-        if any(len(held := [*read.words.intersection(pair)]) == 1 and held[0] in read.names for pair in self.neighbors):
+        names = _names_of(text) if self.neighbors else frozenset()
+        if any(len(held := [*read.words.intersection(pair)]) == 1 and held[0] in names for pair in self.neighbors):
             return True
         parts = _spaceless_parts(text) if self.stretches else read.words
         return any(_longest_missing(stretch, parts) > MAX_MISSING for stretch in self.stretches)
 
 
 class _Text(NamedTuple):
-    """Stems of the words of a text, also in order, and of those that it writes with a capital only."""
+    """Stems of the words of a text, also in order."""
 
     words: frozenset[str]
     places: tuple[str, ...]
-    names: frozenset[str]
 
 
 def visible(text: str) -> str:
@@ -136,10 +138,15 @@ def visible(text: str) -> str:
 
 @lru_cache(maxsize=_CACHED)
 def _read(text: str) -> _Text:
+    places = tuple(map(_STEM.__getitem__, _WORD.findall(text)))
+    return _Text(frozenset(places), places)
+
+
+@lru_cache(maxsize=_CACHED)
+def _names_of(text: str) -> frozenset[str]:
+    """Stems of the words that a text writes with a capital only."""
     written = _WORD.findall(text)
-    places = tuple(stem(word.lower()) for word in written)
-    lower = {place for word, place in zip(written, places, strict=True) if not word[0].isupper()}
-    return _Text(frozenset(places), places, frozenset(places) - lower)
+    return _read(text).words - {_STEM[word] for word in written if not word[0].isupper()}
 
 
 @lru_cache(maxsize=_CACHED)
