@@ -36,7 +36,7 @@ from casemate.rag.ingest import Ingest
 from casemate.reindexing.registry import reindex_due
 from casemate.reports.format import plural, utc_time
 from casemate.system import App
-from casemate.types import DEFAULT_TENANT, Event, Query
+from casemate.types import DEFAULT_TENANT, Event, Query, access_labels
 
 KEEPS_HITS = frozenset({"canary_token", "honeytoken"})
 """Defenses that see hits and, by default, withhold none."""
@@ -208,13 +208,13 @@ def _audience(app: App) -> Iterator[Finding]:
         wanted = sorted({key for rule in policy.rules for key in rule.metadata or ()})
         patterns = sorted({pattern for rule in policy.rules for pattern in rule.sources})
         for tenant in app.index.tenants() if wanted or patterns else ():
-            sources = {d.source: d for documents, _ in app.index.scan(tenant) for d in documents}
+            sources = dict(app.index.metadata(tenant))
             for pattern in patterns:
                 covered = sum(fnmatchcase(name, pattern) for name in sources)
                 detail = f"tenant {tenant!r}: {covered} of {len(sources)} sources match {pattern!r}"
                 yield Finding("audience", True if covered else None, detail)
             for key in wanted:
-                lacking = sum(d.metadata.get(key) in (None, "", []) for d in sources.values())
+                lacking = sum(metadata.get(key) in (None, "", []) for metadata in sources.values())
                 detail = f"tenant {tenant!r}: {lacking} of {len(sources)} sources lack the metadata {key!r}"
                 yield Finding("audience", None if lacking else True, f"{detail}; no rule with it covers them")
     except CasemateError as error:
@@ -238,7 +238,7 @@ def _labels(app: App) -> Iterator[Finding]:
     try:
         held = {label for key in _client_keys(app) for label in key.get("labels", ())}
         for tenant in app.index.tenants():
-            sources = {d.source: d.labels for documents, _ in app.index.scan(tenant) for d in documents}
+            sources = {name: access_labels(metadata) for name, metadata in app.index.metadata(tenant)}
             restricted = [labels for labels in sources.values() if labels is not None]
             used = Counter(label for labels in restricted for label in labels)
             if not restricted and not held:

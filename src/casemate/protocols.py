@@ -32,7 +32,7 @@ reply, so ``Rag`` calls them in worker threads. Generators stream, so they are a
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -145,6 +145,13 @@ class Index(Protocol):
         that is added during the scan comes last or not at all, one that is removed may have been yielded. Of a replaced
         document, the old version, the new one or both are yielded; if ids must be unique, keep the later one.
         """
+
+    def metadata(self, tenant: str = DEFAULT_TENANT) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        """Source and metadata of the documents, in any order, equal pairs once or repeatedly.
+
+        Default: reads the whole index.
+        """
+        return ((document.source, document.metadata) for documents, _ in self.scan(tenant) for document in documents)
 
     def warm(self, tenant: str = DEFAULT_TENANT) -> None:
         """Loads or builds what a search needs, so that the first query does not wait for it. Default: the moments."""

@@ -78,6 +78,14 @@ class Action(StrEnum):
     WITHHOLD = "withhold"  # failed, so the whole context was withheld
 
 
+def access_labels(metadata: Mapping[str, Any]) -> frozenset[str] | None:
+    """The access labels in a document's metadata: see ``Document.labels``."""
+    named = metadata.get(ACL)
+    if named is None:  # fast path: called for every hit of every request
+        return None
+    return frozenset(map(str, named if isinstance(named, list | tuple | set | frozenset) else [named]))
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A chunk: a text that is embedded and retrieved as a unit.
@@ -113,10 +121,7 @@ class Document:
         >>> sorted(Document("d", "", metadata={"acl": ["hr", "board"]}).labels)
         ['board', 'hr']
         """
-        named = self.metadata.get(ACL)
-        if named is None:  # fast path: called for every hit of every request
-            return None
-        return frozenset(map(str, named if isinstance(named, list | tuple | set | frozenset) else [named]))
+        return access_labels(self.metadata)
 
 
 @dataclass(frozen=True, slots=True)

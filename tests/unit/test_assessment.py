@@ -98,6 +98,12 @@ def test_an_assessment_holds_documents_out_and_measures_both_sides(tmp_path):
     page = assessment_report.render_assessment(found)
     assert "<code>guard.audience</code> decide who may read the others" in page
     assert "2. A pasted record: the guard withholds the rest<" in page
+    low = assessment_report.strongest(found, "on")[1].low
+    assert ("What to do about it" in page) == bool(assessment_report.remedy(found)) == (low > 0.5)
+    ineffective = [replace(attack, on=attack.off) for attack in found.membership.attacks]
+    failed = replace(found, membership=replace(found.membership, attacks=tuple(ineffective)))
+    assert "unentitled: quorum" in assessment_report.remedy(failed)
+    assert "What to do about it" in assessment_report.render_assessment(failed)
     page = assessment_report.render_assessment(replace(found, pasted=None))
     assert "2. A pasted record<" in page and "Not tried: no part of your documents has" in page
     crawl = found.crawl.by_side

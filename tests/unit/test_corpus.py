@@ -706,6 +706,8 @@ FRONT = "---\ntitle: T\n{}\n---\nbody"
         ("about: a: b", {}),
         ("x: &a [y]\nz: *a", {}),
         ("# acl: [hr]", {}),
+        ('"a\\u0063l": [hr]', {"acl": ["hr"]}),
+        ("!!str acl: [hr]\n? readers\n: [ann]", {"acl": ["hr"], "readers": ["ann"]}),
     ],
 )
 def test_front_matter_is_the_metadata_as_text(tmp_path, front, metadata):
@@ -729,6 +731,8 @@ def test_front_matter_is_the_metadata_as_text(tmp_path, front, metadata):
         "acl: [hr]\nacl: []",
         "readers: [ann]\nACL: [hr]",
         "access: {acl: [hr]}",
+        'access: {"a\\U00000063l": [hr]}',
+        "'about': @\n!!str acl: [hr]",
     ],
 )
 def test_front_matter_whose_restriction_would_be_ignored_is_a_problem(tmp_path, front):
@@ -746,10 +750,28 @@ def test_front_matter_whose_restriction_would_be_ignored_is_a_problem(tmp_path, 
         "---\n? acl\n: [hr]\n---\nbody",
         "\n---\nacl: [hr]\n---\nbody",
         "---\nacl: [hr]\nbody",
+        '---\n"a\\u0063l": [hr]\n---\nbody',
+        '---\n"a\\x63l" : [hr]\n---\nbody',
+        '---\n? "ac\\\n  l"\n: [hr]\n---\nbody',
+        "---\n!!str acl: [hr]\n---\nbody",
+        "---\n!<tag:yaml.org,2002:str> acl: [hr]\n---\nbody",
+        "---\n&a acl: [hr]\n---\nbody",
+        "---\n'acl ': [hr]\n---\nbody",
+        "---\n[acl: [hr]]\n---\nbody",
+        "--- # public\nacl: [hr]\n---\nbody",
+        "---\u2028acl: [hr]\n---\nbody",
+        '+++\nacl = ["hr"]\n+++\nbody',
     ],
 )
 def test_a_restriction_in_a_front_matter_of_another_form_is_a_problem(tmp_path, text):
     assert "front matter has" in failure(tmp_path, "x.md", text)
+    assert "a Markdown file" in failure(tmp_path / "plain", "x.txt", text)
+
+
+def test_an_empty_acl_of_a_record_does_not_replace_the_one_in_its_metadata(tmp_path):
+    line = '{"_id": "a", "text": "x", "acl": null, "metadata": {"acl": ["hr"], "by": "Ann"}}'
+    (source,) = read(put(tmp_path, {"x.jsonl": line}))[1]
+    assert source.parse()[2] == {"acl": ["hr"], "by": "Ann"}
 
 
 def test_a_line_about_readers_below_the_first_lines_is_text(tmp_path):

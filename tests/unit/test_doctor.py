@@ -84,6 +84,23 @@ def test_sources_with_access_labels_are_counted_and_compared_with_the_keys(label
     assert len(found[1:]) == notes and all(ok is None for ok, _ in found[1:])
 
 
+def test_the_texts_and_vectors_are_not_read_to_count_labels_and_metadata(folder, monkeypatch):
+    rule = "{sources: [n*], metadata: {department: [x]}}"
+    guard = f"guard: {{defenses: [], audience: {{unentitled: nothing, entitled: [{rule}]}}}}"
+    (folder / "casemate.yaml").write_text(f"rag: {{corpus: corpus.jsonl, embedder: bag}}\n{guard}\n")
+    lines = [{"_id": f"n{i}", "text": f"note {i} is long enough", "acl": ["hr"], "department": "x"} for i in range(9)]
+    (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    index(folder, folder / "corpus.jsonl")
+    monkeypatch.setattr(SqliteIndex, "scan", None)
+    found = {f.detail for f in examine(folder / "casemate.yaml") if f.name in {"labels", "audience"}}
+    counted = [
+        "9 of 9 sources are restricted",
+        "9 of 9 sources match 'n*'",
+        "0 of 9 sources lack the metadata 'department'",
+    ]
+    assert all(any(part in detail for detail in found) for part in counted)
+
+
 def test_few_documents_are_a_note(folder):
     write(folder / "corpus.jsonl", documents(FEW - 1))
     index(folder, folder / "corpus.jsonl")

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -159,11 +160,22 @@ def test_an_empty_answer_to_one_question_counts_as_refused(attempt):
 
 
 @pytest.mark.parametrize(("answered", "busy"), [(15, 12), (80, 3)])
-def test_an_attack_is_resumed_after_requests_that_failed_three_times(answered, busy, attempt):
+def test_questions_are_resumed_after_requests_that_failed_three_times(answered, busy, attempt):
     with serving(script=["bare"] * answered + ["429"] * busy) as server:
         code, _, found = attempt("--endpoint", server.url, "--json", "--queries", "130")
     assert (code in (0, 3), found["failures"]) == (True, [])
     assert server.count <= 130 and heads(found)[0] > 0.9 and heads(found)[2] is not None
+
+
+def test_no_ordinary_question_that_was_answered_is_asked_again_after_one_that_failed(attempt):
+    script = ["answer"] * 3 + ["500"] * 3
+    with FakeOpenAI(script, always="answer", answer=external_system.bare) as server:
+        code, _, found = attempt(
+            "--endpoint", server.url, "--model", "m", "--json", "--queries", "40", "--question", "Who was treated?"
+        )
+    assert found["requests"] == len(server.received) <= 40
+    asked = [request.body["messages"][-1]["content"] for request in server.received]
+    assert code in (0, 3) and max(Counter(asked[:3]).values()) == asked.count("Who was treated?") == 1
 
 
 def test_the_rate_of_requests_can_be_limited(attempt, monkeypatch):

@@ -1,5 +1,6 @@
 """Crawls of small systems with known behavior: budgets, client names, interruptions."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from casemate.errors import BackendError, ConfigError
-from casemate.redteam.lab.extraction_experiment import CrawlPlan
+from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.store import CampaignStore
 from casemate.types import Answer, Retrieval, SimilarityStats
 from tests.unit.crawl_fakes import FixedQuestions, OverlapTarget, RandomWords, crawl, run_crawl
@@ -93,6 +94,36 @@ def test_an_interrupted_crawl_resumes(store, tmp_path, fault, at):
     assert len({client for client, _ in broken.asked + rest.asked}) == 1
     assert replace(found, resumed=0) == whole
     assert (found.resumed, len(rest.asked)) == (at - 1, 10 - at)
+
+
+@pytest.mark.parametrize("schedule", ["rotate", "adaptive"])
+def test_a_guard_that_lost_its_client_state_is_asked_the_stored_questions_again(store, tmp_path, schedule):
+    class Limited(OverlapTarget):
+        """Answers six questions of each client."""
+
+        async def ask(self, query):
+            answer = await super().ask(query)
+            used = sum(client == query.client for client, _ in self.asked)
+            return answer if used <= 6 else replace(answer, text="No.")
+
+    options = {"questions": 9, "clients": 2, "schedule": schedule}
+    with pytest.raises(Killed):
+        crawl_one(store, Limited(breaks_at=8, fault=Killed()), **options)
+    rest = Limited()
+    found = crawl_one(store, rest, **options)
+    with CampaignStore(tmp_path / "other.db") as fresh:
+        whole = crawl_one(fresh, Limited(), **options)
+    assert replace(found, resumed=0) == whole and found.resumed == 7
+    assert [text for _, text in rest.asked] == [s.question for s in whole.exchanges]
+    again = Limited()
+    assert replace(crawl_one(store, again, **options), resumed=0) == whole
+    assert not again.asked  # nothing new was asked, so no state is needed
+
+
+def crawl_one(store, target, **options):
+    """The crawl of a guard that keeps client state in memory."""
+    crawler = Crawler("random_words", RandomWords(), {"on": target}, store, CrawlPlan(**options), ("on",))
+    return asyncio.run(crawler.run())["on"]
 
 
 def test_a_finished_crawl_is_replayed_and_a_larger_budget_resumes_it(store):

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from casemate.errors import DataError
 from casemate.monitor.canaries.canary import Canary, CanarySet
 from casemate.monitor.canaries.canary_file import parse_canaries, with_paraphrases
-from casemate.monitor.canaries.paraphrase import paraphrase_canaries, rule_paraphrases
+from casemate.monitor.canaries.paraphrase import TESTS, paraphrase_canaries, rule_paraphrases
 from casemate.monitor.canaries.results import CanaryResult, CanaryRun, CanaryStatus
 from casemate.monitor.canaries.run import CanaryRunner
 from casemate.monitor.trends.baseline import record_baseline, watched_set
@@ -122,9 +122,9 @@ class TestWikiTrigger:
         assert (status, kinds) == (CanaryStatus.FAIL, {"backdoor_trigger", "unexpected_behavior"})
 
 
-def paraphrased(canaries, target, count=3, model=None):
+def paraphrased(canaries, target, count=3, model=None, **options):
     runner = CanaryRunner(canaries, target, embedder=BagOfWords())
-    return asyncio.run(paraphrase_canaries(runner, count, np.random.default_rng(1), model))
+    return asyncio.run(paraphrase_canaries(runner, count, np.random.default_rng(1), model, **options))
 
 
 class Writer:
@@ -162,8 +162,18 @@ class TestWriting:
         assert not any("Hello" in text for text in found.kept)
 
     def test_a_canary_that_fails_by_itself_gets_none(self):
-        (found,) = paraphrased([FEE], Scripted("It is 90."))
+        target = Scripted("It is 90.")
+        (found,) = paraphrased([FEE], target)
         assert (found.kept, found.dropped, found.why) == ((), 0, ("its own question: missing_phrase",))
+        assert len(target.queries) == TESTS  # no wording of it is tried
+
+    def test_no_more_wordings_are_tried_than_are_kept_or_fail(self):
+        target, seen = Scripted("It is 25."), []
+        (found,) = paraphrased([FEE], target, progress=lambda *one: seen.append(one))
+        assert len(found.kept) == 3
+        assert {query.text for query in target.queries} == {FEE.query, *found.kept}
+        assert len(target.queries) == TESTS * (1 + 3 * 3)
+        assert seen == [(n, TESTS * (1 if n <= TESTS else 7)) for n in range(1, 7 * TESTS + 1)]
 
     def test_canaries_with_paraphrases_are_left_out(self):
         assert paraphrased([WORDED], Scripted("It is 25.")) == []

@@ -68,14 +68,19 @@ def test_a_least_value_is_not_called_a_limit():
     ]
 
 
-def test_the_table_of_injected_instructions_explains_its_columns():
-    probe = ProbeResult("injection", "marker", "", 10, control=proportion(9, 10), on=proportion(1, 10))
+def test_the_table_of_injected_instructions_explains_its_columns_and_breaks_no_name():
+    shares = {"off": proportion(999, 1000), "on": proportion(1, 10), "control": proportion(1, 999)}
+    probes = (
+        ProbeResult("injection", "disclosure", "", 10, **shares, quarantined=proportion(9, 10)),
+        ProbeResult("long_attack_name", "marker", "", 10),
+    )
     console = Console(width=80)
     with console.capture() as held:
-        print_result(replace(campaign(), probes=(probe,), crawls=()), console)
+        print_result(replace(campaign(), probes=probes, crawls=()), console)
     printed = " ".join(held.get().split())
+    assert {"instruction", "injection:", "disclosure", "long_attack_name:"} <= {*printed.split()}
     assert "Instructions in documents, share followed [95 %] ┏" in printed  # higher is better in two of the columns
-    assert printed.index("90 % [") < printed.index("control: the user gives the same instruction")
+    assert printed.index("10 %") < printed.index("control: the user gives the same instruction")
 
 
 def test_printed_results_have_a_line_for_each_attack_and_shares_in_percent():

@@ -123,6 +123,18 @@ def decode_document(row: Sequence[str]) -> Document:
         raise DataError(f"document {identity!r} is damaged in the index: {REBUILD}") from error
 
 
+def decode_metadata(rows: Iterable[tuple[str, str]]) -> list[tuple[str, dict[str, Any]]]:
+    """Sources with their metadata, from the columns of both.
+
+    Raises:
+        DataError: If metadata are damaged.
+    """
+    try:
+        return [(source, dict(json.loads(metadata))) for source, metadata in rows]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"metadata of a document are damaged in the index: {REBUILD}") from error
+
+
 def check_documents(rows: Iterable[Sequence[str]]) -> list[str]:
     """Compares the columns of all documents with their checksums, in constant memory. One sentence per fault."""
     damaged = without = 0

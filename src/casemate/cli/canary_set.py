@@ -114,11 +114,16 @@ def paraphrase_command(
 
     Each wording is tried on the system first. Runs then draw one wording per canary. Record a new baseline afterwards.
     """
-    with opened_monitor(config, tenant) as monitor, say.status("writing and trying wordings"):
+    with opened_monitor(config, tenant) as monitor, bar() as progress:
+        task = progress.add_task("trying wordings", total=None)
         rng = np.random.default_rng(monitor.app.config.calibrate.seed)
         target = open_target(monitor.app, monitor.app.config.monitor.target, recorded=False)
         runner = replace(monitor.runner, target=target)
-        found = asyncio.run(paraphrase_canaries(runner, count, rng, runner.judge))
+
+        def on_trial(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        found = asyncio.run(paraphrase_canaries(runner, count, rng, runner.judge, on_trial))
         added = {one.canary: one.kept for one in found if one.kept}
         if added:
             file = monitor.file

@@ -98,7 +98,7 @@ def _target(result: CampaignResult) -> str:
 def _tables(result: CampaignResult) -> Iterator[Table]:
     crawlers = [check for check in result.checks if check.name == EXTRACTION_FAILS]
     if result.probes:
-        rows = [(escape(p.name), *map(_share, (p.off, p.on, p.control, p.quarantined))) for p in result.probes]
+        rows = [(escape(p.name), *map(_share_cell, (p.off, p.on, p.control, p.quarantined))) for p in result.probes]
         headings = ("instruction", "guard off", "guard on", "control", "suspicious")
         yield _table("Instructions in documents, share followed [95 %]", headings, rows, PROBE_COLUMNS)
     elif result.attacks:
@@ -190,6 +190,11 @@ def _cost_of_the_guard(result: CampaignResult) -> Iterator[str]:
 
 def _share(rate: Estimate | None) -> str:
     return escape(measured(rate, share=True)) if rate else "not measured"
+
+
+def _share_cell(rate: Estimate | None) -> str:
+    """A share above its interval: with four of them in a line, no width remains for names at 80 columns."""
+    return _share(rate).replace(" [", "\n[").replace(" meas", "\nmeas")
 
 
 def _rate(rate: Estimate | None) -> str:

@@ -36,6 +36,7 @@ from casemate.demo.assessment_report import (
     headlines,
     notes,
     reader_label,
+    remedy,
     render_assessment,
     scope,
     write_page,
@@ -200,6 +201,8 @@ def show_assessment(result: Assessment, page: Path, console: Console = out) -> N
     console.print("Guard off -> guard on, \\[95 % interval]:")
     for head in headlines(result):
         console.print(f"  {shown(head.line)}")
+    if what := remedy(result):
+        console.print(f"\n[yellow]note:[/yellow] {shown(what)}")
     if cost := costs(result):
         console.print(f"\n{shown(cost)}")
     console.print(f"\n{shown(reader_label(result.reader))} The attacks are scripts.")

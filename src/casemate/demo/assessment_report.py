@@ -24,6 +24,8 @@ from casemate.runtime.files import write_atomically
 
 FEWEST_DOCUMENTS = 40
 """Minimum size of a folder from which at least `Mirabel.min_documents` documents are indexed."""
+CHANCE = 0.5
+"""AUC of an attacker that guesses."""
 SHOWN = 900
 """Maximum number of displayed characters of a reply."""
 READERS = {
@@ -93,6 +95,20 @@ def _membership(assessment: Assessment) -> Headline:
     return Headline(title, off[1], on[1], False, meaning, cases)
 
 
+def remedy(assessment: Assessment) -> str:
+    """What to do if an attack still distinguishes documents with the guard on; empty if the AUCs may be chance."""
+    on = strongest(assessment, ON)
+    if on is None or on[1].low <= CHANCE:
+        return ""
+    return (
+        f"With the guard on, {on[0]} still distinguishes indexed documents better than chance. If an attack asks like "
+        "your users, no setting of mirabel stops it without withholding documents from them. Give clients that need no "
+        "full texts quorum answers (guard.audience, unentitled: quorum). They then lose facts that fewer than three "
+        "sources state. Give keys with full access only to users who may know what the collection contains. See "
+        "docs/explanation/quorum-answers.md."
+    )
+
+
 def _of_100(auc: Estimate) -> str:
     return f"{100 * auc.value:.0f}"
 
@@ -144,6 +160,7 @@ def render_assessment(assessment: Assessment) -> str:
         attacks=[_attack(a, low, f"a{i}") for i, a in enumerate(membership.attacks)] if membership else [],
         members=membership.evidence["members"] if membership else 0,
         nonmembers=membership.evidence["nonmembers"] if membership else 0,
+        remedy=remedy(assessment),
         costs=costs(assessment),
         audit=_audit(assessment),
         limits=list(_limits(assessment)),
@@ -182,6 +199,7 @@ def as_json(assessment: Assessment) -> dict[str, Any]:
         "sample": {k: getattr(sample, k) for k in ("found", "indexed", "chunks", "held_out", "left_out", "ignored")},
         "problems": [asdict(p) for p in sample.problems],
         "headlines": [asdict(h) for h in headlines(assessment)],
+        "remedy": remedy(assessment),
     }
 
 
@@ -293,7 +311,7 @@ def notes(assessment: Assessment) -> list[str]:
 def _limits(assessment: Assessment) -> Iterator[str]:
     yield reader_label(assessment.reader)
     yield "The attacks' questions, the ordinary questions and the planted documents were written by script."
-    yield f"The samples are small: read the intervals. If an interval contains {number(0.5)}, the AUC may be chance."
+    yield f"The samples are small: read the intervals. If an interval contains {number(CHANCE)}, the AUC may be chance."
     yield from notes(assessment)
     sample = assessment.sample
     if not sample.whole:

@@ -22,11 +22,11 @@ from casemate import config as configuration
 from casemate.config import Config, PluginSpec
 from casemate.demo.assessment import CRAWLER, MIN_RECORD_WORDS, PLAIN_QUESTIONS, QUOTE_WORDS, SEED, quotes
 from casemate.demo.sample import SampledCorpus
-from casemate.errors import ConfigError, DataError, QueryError
+from casemate.errors import BackendError, ConfigError, DataError, QueryError
 from casemate.maths import stats
 from casemate.maths.stats import Estimate
 from casemate.plugins import build
-from casemate.protocols import Embedder, MembershipAttack, Steps
+from casemate.protocols import Embedder, MembershipAttack, Progress, Steps
 from casemate.rag.chunking import split_document
 from casemate.rag.corpus import Problem
 from casemate.redteam.campaigns.external_targets import ExternalTargets, MeteredTarget, build_external_targets
@@ -41,7 +41,7 @@ from casemate.redteam.lab.store import CampaignStore, Exchange
 from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.text.sentences import sentences
 from casemate.text.tokens import words
-from casemate.types import Document, Query
+from casemate.types import Answer, Document, Query
 
 log = logging.getLogger(__name__)
 QUERIES, MIN_QUERIES = 200, 40
@@ -53,7 +53,7 @@ MIN_SHORT_RECORD_WORDS = 30
 MAX_CHUNKS = 600
 """Maximum number of chunks that are compared with the crawl's replies, drawn by document."""
 RESUME_S = 5.0
-"""Seconds before an attack that a failed request ended is resumed. It ends for good when a resumption adds nothing."""
+"""Seconds before questions that a failed request ended are resumed. They end for good when a resumption adds none."""
 ATTACK = PluginSpec.model_validate({"use": "s2mia", "bleu_ref": "rest"})
 """Pastes the first half of a text and scores how well the reply continues it."""
 LIMITED = ("openai_endpoint", "http")
@@ -332,18 +332,30 @@ async def try_endpoint(plan: EndpointPlan, steps: Steps) -> EndpointAssessment:
     )
 
 
+@dataclass(slots=True)
+class _KeptAnswers(MeteredTarget):
+    """Keeps answers and refusals, so that no question is asked again after another one failed."""
+
+    answers: dict[str, Answer | QueryError] = field(default_factory=dict)
+
+    async def ask(self, query: Query) -> Answer:
+        if query.text not in self.answers:
+            try:
+                self.answers[query.text] = await MeteredTarget.ask(self, query)
+            except QueryError as error:
+                self.answers[query.text] = error
+        found = self.answers[query.text]
+        if isinstance(found, QueryError):
+            raise found
+        return found
+
+
 async def _ask_plain(plan: EndpointPlan, target: MeteredTarget, steps: Steps) -> tuple[LivenessResult, Exchange]:
     """Asks the operator's questions and those about documents; chooses the one that is shown."""
-    section, own = plan.config.redteam, list[Exchange]()
+    kept = _KeptAnswers(target.inner, target.nonce)
     with steps("asking ordinary questions", plan.queries.plain) as count:
-        for text in plan.questions:
-            try:
-                own.append(Exchange.from_answer(text, await target.ask(Query(text, "try"))))
-            except QueryError:
-                own.append(Exchange(text, "", refused=True))
-            count(1)
-        left = max(2, plan.queries.plain - len(own))
-        found = await check_liveness(ON, target, plan.documents, section, left, count)
+        own, found = await _resumed_answers(plan, kept, count)
+    target.proof = kept.proof
     asked = [*own, *found.exchanges]
     if not any(exchange.reply.strip() for exchange in asked):
         raise DataError(
@@ -353,6 +365,40 @@ async def _ask_plain(plan: EndpointPlan, target: MeteredTarget, steps: Steps) ->
     answered = [e for e in found.exchanges if e.answered]
     whole = [e for e in answered if e.question[:1].isupper()]  # some drafted questions contain only key words
     return found, (own or whole or answered or asked)[0]
+
+
+async def _resumed_answers(
+    plan: EndpointPlan, target: _KeptAnswers, count: Progress
+) -> tuple[list[Exchange], LivenessResult]:
+    """Like ``_plain_answers``, resumed after a failed request as long as each attempt gets further."""
+    before, counted = 0, count
+    while True:
+        try:
+            return await _plain_answers(plan, target, counted)
+        except BackendError:
+            if len(target.answers) == before:
+                raise
+        before, counted = len(target.answers), _not_counted
+        await _pause()
+
+
+async def _plain_answers(
+    plan: EndpointPlan, target: MeteredTarget, count: Progress
+) -> tuple[list[Exchange], LivenessResult]:
+    """The answers to the operator's questions, and to those about documents."""
+    own = list[Exchange]()
+    for text in plan.questions:
+        try:
+            own.append(Exchange.from_answer(text, await target.ask(Query(text, "try"))))
+        except QueryError:
+            own.append(Exchange(text, "", refused=True))
+        count(1)
+    left = max(2, plan.queries.plain - len(own))
+    return own, await check_liveness(ON, target, plan.documents, plan.config.redteam, left, count)
+
+
+def _not_counted(_: int) -> None:
+    """Progress of a resumption, whose questions were counted before."""
 
 
 async def _paste(
@@ -391,7 +437,7 @@ async def _paste(
 
 
 async def _pause() -> None:
-    log.warning("the attack is resumed in %g s", RESUME_S)
+    log.warning("a request failed; the questions are resumed in %g s", RESUME_S)
     await asyncio.sleep(RESUME_S)
 
 

@@ -132,7 +132,7 @@ class _Ground:
         """The crawl of one protection."""
         built = build("crawler", PluginSpec(use=attack), setting.folder, {Embedder: self.bench.rag.embedder})
         plan = CrawlPlan(setting.seed, K, questions=setting.members, label=f"{self.bench.state} {column}")
-        return Crawler(attack, built, {column: self.target(column, setting)}, self.bench.ledger, plan)
+        return Crawler(attack, built, {column: self.target(column, setting)}, self.bench.ledger, plan, (column,))
 
 
 async def _sample(setting: Setting, name: str, count: int, steps: Steps, opened: ExitStack) -> _Ground:

@@ -358,7 +358,8 @@ def _parse_record(record: Mapping[str, Any]) -> Parsed:
     own = {"title", "text", _name_field(record)}
     rest = {k: v for k, v in record.items() if k not in own}
     if isinstance(rest.get("metadata"), dict):
-        rest = rest.pop("metadata") | rest
+        inner = rest.pop("metadata")
+        rest = inner | {k: v for k, v in rest.items() if v is not None or k not in inner}
     return record.get("title") or "", record["text"], rest
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,8 +26,13 @@ _CHARSET = re.compile(rb"charset\s*=\s*[\"']?((?:iso-8859|windows|koi8|shift_jis
 _FRONT_MATTER = re.compile(
     r"---[ \t]*\n(?=(?:#[^\n]*\n)*[\"']?[\w-]+[\"']?[ \t]*:)(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S
 )
-_RESTRICTION = re.compile(rf"(?:^|[?{{,-])[ \t]*[\"']?({ACL}|{CLIENTS})[\"']?[ \t]*(?::|$)", re.M | re.I)
-_FRONT_START, _CLOSING = re.compile(r"\s*---[ \t]*\n"), re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.M)
+_RESTRICTION = re.compile(
+    rf"(?:^|[?{{\[,-])[ \t]*[\"']?[ \t]*({ACL}|{CLIENTS})[ \t]*[\"']?[ \t]*(?:[:=]|$)", re.M | re.I
+)
+_FRONT_START = re.compile(r"\s*(?:---|\+\+\+)(?=\s)")  # +++: TOML
+_CLOSING = re.compile(r"^(?:---|\.\.\.|\+\+\+)[ \t]*$", re.M)
+_TAG = re.compile(r"(?:!<[^>\n]*>|[!&][^\s,\[\]{}]*)[ \t]+")  # also an anchor
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|\n[ \t]*)")
 _FRONT_MATTER_CHARACTERS = 16_000  # yaml reads about 100,000 a second
 _BREAKS = dict.fromkeys(
     "address article aside blockquote body br caption dd details div dl dt fieldset figcaption figure footer"
@@ -88,19 +94,29 @@ def _front_metadata(front: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key != "title"}
 
 
+def _without_escapes(front: str) -> str:
+    """A front matter in which keys can be searched: without tags and anchors, with escapes and line breaks replaced."""
+
+    def character(escape: re.Match[str]) -> str:
+        code = int(escape[1] or escape[2] or escape[3] or "0", 16)
+        return chr(code) if 0 < code <= sys.maxunicode else ""
+
+    return _ESCAPE.sub(character, _TAG.sub("", "\n".join(front.splitlines())))
+
+
 def _refuse_ignored_restriction(front: str, found: Mapping[str, Any]) -> None:
     """Raises ``DataError`` if a front matter seems to restrict access by a key that was not found."""
     read = {ACL, CLIENTS} & found.keys()
-    if named := next((one[1] for one in _RESTRICTION.finditer(front) if one[1] not in read), ""):
+    if named := next((one[1] for one in _RESTRICTION.finditer(_without_escapes(front)) if one[1] not in read), ""):
         raise DataError(
             f"its front matter has {named!r}, but not as a key of its own. Write a line such as {named.lower()}: [name]"
-            f" between two lines --- at the start of the file, in valid YAML without aliases and repeated keys, of at "
-            f"most {_FRONT_MATTER_CHARACTERS:,} characters"
+            f" between two lines --- at the start of a Markdown file, in valid YAML without aliases and repeated keys,"
+            f" of at most {_FRONT_MATTER_CHARACTERS:,} characters"
         )
 
 
 def _unread_front(text: str) -> str:
-    """What may be meant as front matter in a text without one: to the next line of three hyphens, or the start."""
+    """What may be meant as front matter in a text without one: to the next line that closes one, or the start."""
     if not (opening := _FRONT_START.match(text)):
         return ""
     start = opening.end()
@@ -125,6 +141,13 @@ def _markdown(raw: bytes) -> Parsed:
         elif line.startswith("# ") and not fence:
             return line[2:].rstrip().removesuffix(" #"), "\n".join(lines[:i] + lines[i + 1 :]), metadata
     return "", text, metadata
+
+
+def _plain(raw: bytes) -> Parsed:
+    """A text without metadata: one that begins like front matter with a restriction is refused."""
+    text = _decoded(raw)
+    _refuse_ignored_restriction(_unread_front(text), {})
+    return "", text, {}
 
 
 def _html(raw: bytes) -> Parsed:
@@ -178,7 +201,7 @@ def reason_of(error: Exception) -> str:
 
 
 READERS: Mapping[str, Callable[[bytes], Parsed]] = {
-    ".txt": lambda raw: ("", _decoded(raw), {}),
+    ".txt": _plain,
     **dict.fromkeys((".md", ".markdown"), _markdown),
     **dict.fromkeys((".html", ".htm"), _html),
     ".pdf": _pdf,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -73,12 +74,20 @@ def agree(index: Index, oracle: Reference, exact: bool) -> None:
         for part in ("mean", "scatter"):
             off = np.abs(getattr(held, part) - getattr(true, part)).max()
             assert off < PRECISION, f"{part} of the moments of {tenant!r} is off by {off}"
-        _same_scan(list(index.scan(tenant)), *oracle.held(tenant))
+        documents, vectors = oracle.held(tenant)
+        _same_scan(list(index.scan(tenant)), documents, vectors)
+        _same_metadata(index.metadata(tenant), documents)
         for k, q in zip((0, 1, 5, 10_000), unit_vectors(np.random.default_rng(true.n), 4), strict=True):
             ranking = oracle.ranking(q, tenant)
             found = index.search(q, k, tenant)
             _same_background(found.similarity_stats, ranking)
             same_hits(found, ranking, min(k, len(ranking)), exact)
+
+
+def _same_metadata(pairs: Iterable[tuple[str, Mapping[str, Any]]], documents: Sequence[Document]) -> None:
+    """Asserts that the metadata of all documents were returned, and no others."""
+    found, expected = ({repr(pair) for pair in those} for those in (pairs, ((d.source, d.metadata) for d in documents)))
+    assert found == expected, f"metadata() returned {found ^ expected} too much or too little"
 
 
 def _same_scan(pieces: Sequence[tuple[Sequence[Document], Vector]], documents: list[Document], vectors: Vector) -> None:

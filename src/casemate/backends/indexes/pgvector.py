@@ -173,6 +173,11 @@ class PgvectorIndex(Index):
 
         return index_checks.scan_pages(read, partial(_matrix, dim=self._dim))
 
+    def metadata(self, tenant: str = DEFAULT_TENANT) -> list[tuple[str, dict[str, Any]]]:
+        with self._transaction() as db:
+            rows = db.execute(f"SELECT DISTINCT source, metadata {self._of_tenant}", (tenant,)).fetchall()
+        return index_checks.decode_metadata(rows)
+
     def check(self) -> list[str]:
         with self._transaction() as db:
             faults = index_checks.check_tenants(self._tenants(db), partial(self._load, db), partial(self._vectors, db))

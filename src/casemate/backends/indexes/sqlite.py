@@ -148,6 +148,11 @@ class SqliteIndex(Index):
 
         return index_checks.scan_pages(read, partial(_matrix, dim=self._dim))
 
+    def metadata(self, tenant: str = DEFAULT_TENANT) -> list[tuple[str, dict[str, Any]]]:
+        with self._transaction() as db:
+            rows = db.execute("SELECT DISTINCT source, metadata FROM document WHERE tenant = ?", (tenant,)).fetchall()
+        return index_checks.decode_metadata(rows)
+
     def warm(self, tenant: str = DEFAULT_TENANT) -> None:
         """See ``Index.warm``. Saves the graph of a large tenant beside the file, so that it is built once."""
         with self._lock:

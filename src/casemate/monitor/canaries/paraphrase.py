@@ -11,17 +11,18 @@ Deviation: METHODS D6 asks for paraphrases and names no check; the check is own 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from casemate.monitor.canaries.behavior import SIMILAR
 from casemate.monitor.canaries.canary import MAX_CHARACTERS, MIN_TRIGGER_COSINE, Canary
-from casemate.monitor.canaries.results import CanaryStatus
+from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
 from casemate.monitor.canaries.run import CanaryRunner
 from casemate.protocols import Generator
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.text.reasoning import without_reasoning
 from casemate.text.sentences import proper_nouns
 from casemate.text.tokens import NUMBER, content_words
@@ -30,7 +31,7 @@ from casemate.types import Prompt
 TESTS = 2
 """How often each wording must pass."""
 SPARE = 2
-"""Wordings that are tried for each wanted one."""
+"""Wordings that are tried at most for each wanted one."""
 INSTRUCTIONS = (
     "You rewrite questions. Write {count} other wordings of the question that you are given. Keep its meaning, its "
     "names and its numbers. Do not answer it. Write one wording per line and nothing else."
@@ -74,27 +75,41 @@ class Paraphrased(NamedTuple):
 
 
 async def paraphrase_canaries(
-    runner: CanaryRunner, count: int, rng: np.random.Generator, model: Generator | None = None
+    runner: CanaryRunner,
+    count: int,
+    rng: np.random.Generator,
+    model: Generator | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Paraphrased]:
     """Writes paraphrases of all canaries without any, at most ``count`` each, and tries them on the runner's target.
 
     A wording is kept if the canary passes with it, and if the answer is similar to that of the question itself by the
     runner's embedder, each ``TESTS`` times. A canary that fails with its own question gets none. Without a model, rules
-    alone write them.
+    alone write them. ``progress`` receives the trials done, and those planned so far.
 
     Raises:
         BackendError: If the model fails.
         ConfigError: If the target does not report what a canary expects.
     """
     todo = [canary for canary in runner.canaries if not canary.paraphrases]
-    candidates: dict[str, list[str]] = {}
-    for canary in todo:
-        base = canary.query.removesuffix(canary.trigger) if canary.trigger else canary.query
-        found = await _model_paraphrases(model, base, SPARE * count) if model else []
-        found += [text for text in rule_paraphrases(base, rng) if text not in found]
-        candidates[canary.id] = [text + canary.trigger for text in found[: SPARE * count]]
-    failures = await _failures(runner, todo, candidates)
-    return [_paraphrased(canary, candidates[canary.id], count, failures) for canary in todo]
+    trials = _Trials(replace(runner, embedder=runner.embedder and CachedEmbedder(runner.embedder)), progress)
+    await trials.run([(canary, 0, canary) for canary in todo])
+    sound = {c.id: c for c in todo if not trials.failures[c.id, 0]}
+    worded: dict[str, Canary] = {}
+    for canary in sound.values():
+        texts = await _candidates(canary, SPARE * count, rng, model)
+        worded[canary.id] = canary.model_copy(update={"paraphrases": tuple(texts)})
+    while wanted := [(sound[name], number, one) for name, one in worded.items() for number in trials.next(one, count)]:
+        await trials.run(wanted)
+    return [trials.result(canary, worded.get(canary.id, canary)) for canary in todo]
+
+
+async def _candidates(canary: Canary, count: int, rng: np.random.Generator, model: Generator | None) -> list[str]:
+    """Other wordings of a canary, by the model first."""
+    base = canary.query.removesuffix(canary.trigger) if canary.trigger else canary.query
+    found = await _model_paraphrases(model, base, count) if model else []
+    found += [text for text in rule_paraphrases(base, rng) if text not in found]
+    return [text + canary.trigger for text in found[:count]]
 
 
 def rule_paraphrases(question: str, rng: np.random.Generator) -> list[str]:
@@ -142,28 +157,60 @@ def _keeps_names(question: str, text: str) -> bool:
     )
 
 
-async def _failures(
-    runner: CanaryRunner, canaries: Sequence[Canary], candidates: dict[str, list[str]]
-) -> dict[tuple[str, int], set[str]]:
-    """Reasons against each wording of each canary; 0 is the question itself."""
-    tried: dict[str, tuple[str, int]] = {}
-    asked: list[Canary] = []
-    for canary in canaries:
-        worded = canary.model_copy(update={"paraphrases": tuple(candidates[canary.id])})
-        for number in range(len(candidates[canary.id]) + 1):
+@dataclass(slots=True)
+class _Trials:
+    """Tries wordings on a system.
+
+    Attributes:
+        failures: Reasons against each wording that was tried, by canary and number; 0 is the question itself.
+    """
+
+    runner: CanaryRunner
+    progress: Callable[[int, int], None]
+    failures: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+    asked: int = 0
+    done: int = 0
+
+    async def run(self, wanted: Sequence[tuple[Canary, int, Canary]]) -> None:
+        """Tries wordings: the canary, the number of the wording, and the canary with its wordings."""
+        tried: dict[str, tuple[str, int]] = {}
+        copies: list[Canary] = []
+        for canary, number, worded in wanted:
             one = worded.worded(number).model_copy(update={"paraphrases": ()})
             for copy in (one, _similar_to(canary, one)) if number else (one,):
-                name = f"wording-{len(asked)}"
+                name = f"wording-{self.asked + len(copies)}"
                 tried[name] = (canary.id, number)
-                asked.append(copy.model_copy(update={"id": name}))
-    found: dict[tuple[str, int], set[str]] = {}
-    for test in range(TESTS):
-        run = await replace(runner, canaries=asked).run(f"paraphrase-{test}")
-        for result in run.results:
-            reasons = found.setdefault(tried[result.canary], set())
-            reasons |= {d.kind for d in result.deviations}
-            reasons |= {"no verdict"} if result.status is CanaryStatus.ERROR else set()
-    return found
+                copies.append(copy.model_copy(update={"id": name}))
+        self.asked += len(copies)
+        for test in range(TESTS):
+            run = await replace(self.runner, canaries=copies).run(f"paraphrase-{test}", on_result=self._count)
+            for result in run.results:
+                reasons = self.failures.setdefault(tried[result.canary], set())
+                reasons |= {d.kind for d in result.deviations}
+                reasons |= {"no verdict"} if result.status is CanaryStatus.ERROR else set()
+
+    def _count(self, _: CanaryResult) -> None:
+        self.done += 1
+        self.progress(self.done, TESTS * self.asked)
+
+    def _tried(self, worded: Canary) -> dict[str, set[str]]:
+        """The reasons against each of a canary's wordings that was tried."""
+        texts = enumerate(worded.paraphrases, 1)
+        return {text: self.failures[worded.id, n] for n, text in texts if (worded.id, n) in self.failures}
+
+    def next(self, worded: Canary, count: int) -> range:
+        """The numbers of as many untried wordings as a canary lacks."""
+        tried = self._tried(worded)
+        lacks = count - sum(not reasons for reasons in tried.values())
+        return range(len(tried) + 1, min(len(tried) + lacks, len(worded.paraphrases)) + 1)
+
+    def result(self, canary: Canary, worded: Canary) -> Paraphrased:
+        """The wordings of a canary that passed."""
+        if own := self.failures[canary.id, 0]:
+            return Paraphrased(canary.id, (), 0, tuple(sorted({f"its own question: {kind}" for kind in own})))
+        tried = self._tried(worded)
+        kept = tuple(text for text, reasons in tried.items() if not reasons)
+        return Paraphrased(canary.id, kept, len(tried) - len(kept), tuple(sorted(set().union(*tried.values()))))
 
 
 def _similar_to(canary: Canary, worded: Canary) -> Canary:
@@ -175,16 +222,4 @@ def _similar_to(canary: Canary, worded: Canary) -> Canary:
         baseline_query=original,
         expected_behavior=SIMILAR,
         similarity_threshold=MIN_TRIGGER_COSINE,
-    )
-
-
-def _paraphrased(
-    canary: Canary, candidates: Sequence[str], count: int, failures: dict[tuple[str, int], set[str]]
-) -> Paraphrased:
-    if own := failures[canary.id, 0]:
-        return Paraphrased(canary.id, (), 0, tuple(sorted({f"its own question: {kind}" for kind in own})))
-    why = [failures[canary.id, number] for number in range(1, len(candidates) + 1)]
-    kept = [text for text, reasons in zip(candidates, why, strict=True) if not reasons]
-    return Paraphrased(
-        canary.id, tuple(kept[:count]), sum(map(bool, why)), tuple(sorted(set().union(*why) if why else ()))
     )

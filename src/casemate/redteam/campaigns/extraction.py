@@ -5,7 +5,7 @@ An own index is only read, and no event is written: the lab's guard is a copy wi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -51,7 +51,8 @@ class ExtractionRunner(AttackRunner):
 
     ``make_targets`` builds them for each crawler, without client state of an earlier crawl. ``seen``: they report
     verdicts, and their context by the ids of `chunks`; without chunks, the texts to recover are unknown.
-    ``accept_without_bare``: a crawl without a bare target may pass. ``replay`` replays benign sessions.
+    ``accept_without_bare``: a crawl without a bare target may pass. ``replay`` replays benign sessions. ``in_memory``:
+    see ``Crawler``.
     """
 
     config: Config
@@ -63,6 +64,7 @@ class ExtractionRunner(AttackRunner):
     seen: bool = True
     accept_without_bare: bool = False
     replay: Callable[[Steps], Awaitable[BenignReplay]] | None = None
+    in_memory: Collection[str] = ()
     not_observable: NotObservable = NotObservable({})
     _crawls: dict[str, Crawl] = field(default_factory=dict, init=False)
     _traces: dict[str, dict[str, CrawlTrace]] = field(default_factory=dict, init=False)
@@ -74,7 +76,7 @@ class ExtractionRunner(AttackRunner):
         for name, part, transform in self._attackers:
             attack: ExtractionAttack = build("crawler", part, self.config.folder, {Embedder: self.embedder})
             attack = TransformedCrawler(attack, transform) if transform else attack
-            crawler = Crawler(name, attack, self.make_targets(), self.store, self.plan)
+            crawler = Crawler(name, attack, self.make_targets(), self.store, self.plan, self.in_memory)
             total = len(crawler.targets) * self.plan.questions
             with steps(f"{name} crawls ({', '.join(crawler.targets)})", total) as count:
                 traces = self._traces[name] = await crawler.run(count)

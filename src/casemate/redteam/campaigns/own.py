@@ -334,6 +334,7 @@ class OwnExtractionCampaign(OwnCampaign):
             store,
             plan,
             replay=partial(self._replay, systems, chunks, plan),
+            in_memory=(ON,),
         )
         return Preparation(OwnSystem(self.app, rag, self.tenant, directory, digests, discard), runner)
 

@@ -116,15 +116,20 @@ class TargetSession:
             BackendError: If the target fails in every try. Not retryable.
         """
         number = self._spend_question()
-        query = Query(text, self.client(number), self.tenant, self.k, groups=frozenset())  # an attacker has no group
+        self._exchanges[number] = exchange = await self._answered(self._query(text, number))
+        return Reply(exchange.reply)
+
+    def _query(self, text: str, number: int) -> Query:
+        return Query(text, self.client(number), self.tenant, self.k, groups=frozenset())  # an attacker has no group
+
+    async def _answered(self, query: Query) -> Exchange:
+        """Asks the target, with retries."""
         try:
-            exchange = Exchange.from_answer(text, await retry_with(self.waits, partial(self.target.ask, query)))
+            return Exchange.from_answer(query.text, await retry_with(self.waits, partial(self.target.ask, query)))
         except QueryError:  # to the client, a rejected question looks like an empty reply
-            exchange = Exchange(text, "", refused=True)
+            return Exchange(query.text, "", refused=True)
         except BackendError as error:  # retried here already: callers must not retry
             raise BackendError(str(error), backend=error.backend, retryable=False) from error
-        self._exchanges[number] = exchange
-        return Reply(exchange.reply)
 
     def _spend_question(self) -> int:
         """Takes one question from the budget; returns its number in this session."""

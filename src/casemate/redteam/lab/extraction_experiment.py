@@ -2,6 +2,7 @@
 
 Each exchange is stored at once. An interrupted crawl, or one out of budget, resumes when it is run again: the attack is
 deterministic given the replies, so it restarts and is answered from the store until it asks its first new question.
+Before that, a guard that keeps client state in memory is asked the stored questions again: it had lost their state.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -21,7 +22,7 @@ from casemate.redteam.lab.black_box import Budget, MeteredBlackBox, TargetSessio
 from casemate.redteam.lab.experiment import describe_error, describe_options, digest
 from casemate.redteam.lab.results import RecoveredText
 from casemate.redteam.lab.store import CampaignStore, Exchange
-from casemate.types import DEFAULT_TENANT, Reply
+from casemate.types import DEFAULT_TENANT, Query, Reply
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class CrawlTrace:
     """The exchanges of one crawl of one target in the order of asking, and the recovered texts in that of recovery.
 
     Attributes:
-        resumed: Exchanges of earlier runs. A guard that keeps client state in memory had lost theirs.
+        resumed: Exchanges of earlier runs.
         exhausted: Whether the budget ended the crawl, and not the attack.
         error: Why the crawl was aborted; empty if it was not. Earlier results count.
     """
@@ -82,6 +83,9 @@ class Crawler:
     """One extraction attack on targets, usually `off` (bare system) and `on` (guarded).
 
     It is restarted for each target, so the attack must keep no state between runs.
+
+    Attributes:
+        in_memory: Targets that keep client state in this process, if at all.
     """
 
     name: str
@@ -89,6 +93,7 @@ class Crawler:
     targets: Mapping[str, Target]
     store: CampaignStore
     plan: CrawlPlan = CrawlPlan()
+    in_memory: Collection[str] = ()
 
     async def run(self, progress: Progress = lambda count: None) -> dict[str, CrawlTrace]:
         """Crawls each target until the attack or its budget ends; stored exchanges are replayed, not asked again.
@@ -98,7 +103,8 @@ class Crawler:
         return {target: await self._crawl(target, progress) for target in self.targets}
 
     async def _crawl(self, target: str, progress: Progress) -> CrawlTrace:
-        session = CrawlSession(self.targets[target], self.store, f"{self._campaign}-{target}", self.plan, progress)
+        key, forgets = f"{self._campaign}-{target}", target in self.in_memory
+        session = CrawlSession(self.targets[target], self.store, key, self.plan, progress, forgets)
         finds, error = list[RecoveredText](), ""
         rng = np.random.default_rng(int(digest(self.plan.seed, self.name), 16))
         try:
@@ -156,10 +162,13 @@ class _Clients:
 class CrawlSession(TargetSession):
     """Answers an attack from the store first (``resumed`` counts these exchanges), then from the target.
 
-    After ``fault``, an error, every question fails, even if the attack ignores it.
+    After ``fault``, an error, every question fails, even if the attack ignores it. ``forgets``: the target has lost the
+    client state of earlier runs.
     """
 
-    def __init__(self, target: Target, store: CampaignStore, key: str, plan: CrawlPlan, progress: Progress) -> None:
+    def __init__(
+        self, target: Target, store: CampaignStore, key: str, plan: CrawlPlan, progress: Progress, forgets: bool
+    ) -> None:
         super().__init__(
             target,
             client=lambda number: f"{key}-{self._clients.at(number)}",
@@ -170,6 +179,7 @@ class CrawlSession(TargetSession):
         )
         self._store, self._key, self._progress = store, key, progress
         self._clients = _Clients(plan.clients, plan.schedule)
+        self._forgets, self._forgotten = forgets, list[Query]()
         self.resumed = 0
         self.fault: Exception | None = None
 
@@ -182,12 +192,14 @@ class CrawlSession(TargetSession):
         try:
             exchange = self._stored(number, text)
             if exchange is None:
+                await self._restore_state()
                 await super().ask(text)
                 stored = self._store.put_reply(f"{self._key}-{number}", json.dumps(self._exchanges[number]))
                 exchange = Exchange.from_json(json.loads(stored))
             else:
                 self._spend_question()
                 self.resumed += 1
+                self._forgotten += [self._query(text, number)] if self._forgets else []
         except BudgetExhausted:  # the target may have a limit of its own
             self.budget.exhausted = True
             raise
@@ -198,6 +210,11 @@ class CrawlSession(TargetSession):
         self._clients.observe(number, len(exchange.reply))
         self._progress(1)
         return Reply(exchange.reply)
+
+    async def _restore_state(self) -> None:
+        """Asks the target the stored questions again, in order, and drops the answers."""
+        while self._forgotten:
+            await self._answered(self._forgotten.pop(0))
 
     def _stored(self, number: int, text: str) -> Exchange | None:
         """The stored exchange with this number, if it has the same question."""
