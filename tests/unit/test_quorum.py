@@ -562,11 +562,70 @@ def test_a_mail_address_is_required():
 
 
 @pytest.mark.parametrize(
-    "question",
-    ["What opened in 1932?", "What lasted from 2004 to 2005?", "When is 7 May 2020, 10:30?", "Is 2 kg much?"],
+    ("question", "same", "other"),
+    [
+        ("Is it 63?", "63|at 63.|63mg|063|x:63,|Sixty-three", "163|630|6.63|63.5|B63|1063|10063|63:10|three"),
+        ("Is it 6.3 bar?", "6.3|6,3 bar|06.3|6.3bar", "16.3|6.35|63|5.6.3|106.3"),
+        ("What opened in 1932?", "in 1932|the 1932s|1932-05-01", "1931|19321|A1932|21932"),
+        ("What lasted from 2004-2005?", "from 2004 to 2005", "2004|2005"),
+        ("What was at 07:05?", "7:05|07.05|2024-01-01T07:05:33", "17:05|7:051|7:5|07:50"),
+        ("What came on 7 May 2020?", "2020-05-07|7 May 2020", "2020-05-17|2020|7 May 2021"),
+    ],
 )
-def test_years_times_and_small_numbers_are_not_required(question):
-    assert AskedQuestion.of(question).subject.codes == ()
+def test_each_number_of_a_question_is_required_as_a_whole(question, same, other):
+    subject = AskedQuestion.of(question).subject
+    assert not any(subject.is_missing(f"Note: {number}.") for number in same.split("|"))
+    assert all(subject.is_missing(f"Note: {number}.") for number in other.split("|"))
+
+
+@pytest.mark.parametrize("question", ["What did Ann Lee sell in 1977?", "What did K-4711 cost in 1977?"])
+def test_a_year_beside_a_name_or_code_is_not_required(question):
+    subject = AskedQuestion.of(question).subject
+    assert not subject.is_missing("Ann Lee, K-4711.")
+    assert all(subject.is_missing(text) for text in ("1977: K-4712.", "1977: Ann Long."))
+
+
+NUMBERS = st.one_of(
+    st.integers(1, 9999).map(str),
+    st.tuples(st.integers(0, 30), st.integers(1, 9)).map("{0[0]}.{0[1]}".format),
+    st.tuples(st.integers(0, 23), st.integers(10, 59)).map("{0[0]}:{0[1]}".format),
+)
+MEASURED = (
+    "Who checked the yard pump with a pressure of {} bar?",
+    "list all pumps of the yard: pressure {} bar, checked",
+)
+
+
+def no_record_decides_about_another_number(numbers, question):
+    """Records that share all words but one number. The record with the number must not decide what is said."""
+    records = [f"{JOBS[i % 5]}: checked yard pump on Monday, pressure {n} bar" for i, n in enumerate(numbers)]
+    asked = question.format(numbers[0])
+    assert answer(records[1:], question=asked) == UNKNOWN
+    assert answer(records, question=asked) == UNKNOWN
+
+
+@given(
+    st.lists(NUMBERS, min_size=4, max_size=9, unique_by=lambda n: re.sub(r"^0|\D", "", n)),  # 1015 may be 10-15
+    st.sampled_from(MEASURED),
+)
+@settings(max_examples=30, deadline=None)
+def test_no_record_decides_about_another_number(numbers, question):
+    no_record_decides_about_another_number(numbers, question)
+
+
+@pytest.mark.parametrize(
+    "numbers", [("63", "7", "12", "4"), ("6.3", "7.1", "8.8", "9.5"), ("7:15", "8:15", "9:15", "5:15")]
+)
+def test_records_with_other_numbers_would_be_heard_without_the_subject(numbers, monkeypatch):
+    monkeypatch.setattr(Subject, "is_missing", lambda self, text: False)
+    with pytest.raises(AssertionError):
+        no_record_decides_about_another_number(numbers, MEASURED[0])
+
+
+def test_joined_words_are_one_name():
+    subject = AskedQuestion.of("Which timeout has load_invoice?").subject
+    assert not subject.is_missing("def load_invoice(timeout=3)")
+    assert subject.is_missing("def load_index(timeout=3) and save_invoice")
 
 
 @pytest.mark.parametrize("question", ["where does vesna work?", "Where Does Vesna Work?", "what does vesna earn?"])

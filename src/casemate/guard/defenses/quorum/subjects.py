@@ -17,7 +17,7 @@ from typing import NamedTuple
 from casemate.text.function_words import ALL_FUNCTION_WORDS
 from casemate.text.ordinary_words import WordKind, word_kind
 from casemate.text.sentences import sentences
-from casemate.text.tokens import LETTERS, FunctionCache, stem
+from casemate.text.tokens import LETTERS, NUMBER_WORDS, FunctionCache, stem
 from casemate.text.unspaced import asked_stretches, is_spaceless, text_parts
 
 _WORD = re.compile(LETTERS)
@@ -41,15 +41,18 @@ Where words are in another order, one pair is missing. Where a name is another o
 """
 KNOWN, MIN_WORDS = 1 / 3, 2
 """Share of listed words in a question whose language is known, at least. Up to ``MIN_WORDS`` words need none."""
-_CODE_LETTERS, _CODE_DIGITS = 3, 3
-"""Letters of a part of a code without digits, at most; digits of a number that is required, at least."""
+_CODE_LETTERS = 3
+"""Letters of a part of a code without digits, at most."""
 _SINGLE_WORDS = frozenset("aàeéèioòuyавиокусяñ")
 """Letters that are words by themselves."""
 _CODE_SEPARATOR = re.compile(r"[ ./_:\\-]{0,3}|,")
 _ADDRESS = re.compile(r"[\w.+-]{1,64}@[\w.-]{0,250}\w")
+_IDENTIFIER = re.compile(r"[^\W\d_]+(?:_[^\W\d_]+)+")
+"""Words joined by underscores, as in *load_invoice*."""
 _YEAR = re.compile(r"(?:1\d|20)\d\d")
-_QUANTITY = re.compile(r"\d+[.:]\d+%?")
-"""A time, or a number with decimals."""
+_NUMBER = re.compile(rf"{_YEAR.pattern}|\d{{1,2}}|\d+[.:]\d+")
+"""A year, a small number, a number with decimals or a time. Its digits are no parts that other separators may join."""
+_NUMBER_NAMES = {number: name for name, number in NUMBER_WORDS.items()} | {"1": "one"}
 MAX_REQUIRED = 32
 """Codes and pairs of a question, at most: each is searched in each unit. With more, every unit abstains."""
 _NEVER = re.compile(r"(?!)")
@@ -65,7 +68,7 @@ class Subject:
     Attributes:
         words: Stems of words that are required.
         pairs: Stems of ordinary words that are required as neighbors, as in *Grace Long*.
-        codes: Patterns of codes, such as customer numbers and mail addresses, with any separators.
+        codes: Patterns of numbers, and of codes, such as customer numbers and mail addresses, with any separators.
         stretches: In scripts without spaces, pairs of neighboring clusters in a row. See ``MAX_MISSING``.
         known: Whether the question's language is known: a share of ``KNOWN`` of its words is listed. Otherwise
             ``words`` has only names whose words have a capital.
@@ -95,6 +98,8 @@ class Subject:
         known = _is_known(spaced)
         pairs, words = _names(text) if known else ([], set[str]())
         words.update(part for name in named for part in _WORD.findall(name) if len(part) > 1)
+        if words or pairs or not all(map(_NUMBER.fullmatch, codes)):
+            codes = [code for code in codes if not _YEAR.fullmatch(code)]
         near = dict.fromkeys((stem(one), stem(other)) for one, other in pairs)
         searched = len(codes) + len(near) <= MAX_REQUIRED
         return cls(
@@ -171,12 +176,13 @@ def _is_known(words: Sequence[str]) -> bool:
 
 
 def _names(text: str) -> tuple[list[tuple[str, str]], set[str]]:
-    """Ordinary words that may be a name with their neighbor, and single words that are required.
+    """Words that are required as neighbors, in identifiers and names, and single words that are required.
 
     A word that may be a name is required if it is no ordinary word, or has such a neighbor. Two ordinary words, such as
-    *grace long*, must be neighbors in the unit, too: it may contain both for other reasons.
+    *grace long*, must be neighbors in the unit, too: it may contain both for other reasons. So must joined words.
     """
-    pairs, words = list[tuple[str, str]](), set[str]()
+    joined = (_WORD.findall(name) for name in _IDENTIFIER.findall(text.lower()))
+    pairs, words = [pair for parts in joined for pair in pairwise(parts)], set[str]()
     for run in _possible_names(text):
         words.update(word for word in run if word_kind(word) is WordKind.UNLISTED)
         for pair in pairwise(run):
@@ -233,19 +239,34 @@ def _code(text: str, group: list[re.Match[str]]) -> Iterator[str]:
         group = group[:-1]
     if not any(map(str.isdigit, "".join(run[0] for run in group))):
         return
-    written = text[group[0].start() : group[-1].end()]
-    years = all(_YEAR.fullmatch(run[0]) for run in group)
-    small = written.isdigit() and len(written) < _CODE_DIGITS
-    if not (years or small or _QUANTITY.fullmatch(written)):
-        yield written
+    if all(_YEAR.fullmatch(run[0]) for run in group):
+        yield from (run[0] for run in group)
+    else:
+        yield text[group[0].start() : group[-1].end()]
 
 
 def _pattern(code: str) -> re.Pattern[str]:
+    if _NUMBER.fullmatch(code):
+        return _number_pattern(code)
     letters = r"[\W_]{0,3}".join(re.escape(c) for c in code if c.isalnum())
     return re.compile(rf"(?<![^\W_]){letters}(?![^\W_])", re.IGNORECASE)
 
 
+def _number_pattern(number: str) -> re.Pattern[str]:
+    """A number as a whole, also with leading zeros or as an English word. A time may have seconds.
+
+    The digits come first, so that the search skips texts without them.
+    """
+    digits = number.lstrip("0") or "0"
+    literal = re.escape(digits).replace(":", "[.:]").replace(r"\.", "[.,:]")
+    joined = "[1-9]" if len(literal) > len(digits) else "[1-9A-Za-z]"  # a date may be written before a time: T07:05
+    before = rf"(?<!{joined}{literal})(?<!\d0{literal})(?<!\d[.,:]{literal})"
+    after = r"(?!\d)" if ":" in number else r"(?!\d|[.,:]\d)"
+    name = _NUMBER_NAMES.get(digits)
+    return re.compile(f"{literal}{before}{after}" + (rf"|\b{name}\b" if name else ""), re.IGNORECASE)
+
+
 def _without(text: str, codes: list[str]) -> str:
     for code in codes:
-        text = text.replace(code, " 0 ")
+        text = text if _NUMBER.fullmatch(code) else text.replace(code, " 0 ")
     return text
