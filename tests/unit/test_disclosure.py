@@ -1,5 +1,6 @@
 """Words that an answer discloses: worked values, disguises, chance, and bounded work."""
 
+import codecs
 import json
 import random
 import re
@@ -555,3 +556,26 @@ def test_an_answer_of_a_million_characters_is_read(unit):
     counter = DisclosureCounter([TEXT, *NOTES[:3]])
     counter.read(unit * (10**6 // len(unit)))
     assert counter.steps <= 200 * 10**6
+
+
+RECORDS = [
+    f"device: P{n}\nsite: hall {n}\nfirmware: 4.{n}\nstatus: ok\npressure_bar: 6.{n}\nip: 10.0.0.{n}" for n in range(5)
+]
+PROSE = (
+    "I could not find anything about that in the records. You may ask the office for help, or look at the manual, "
+    "which explains each step and lists the people who answer further questions. If the problem remains, describe what "
+    "happened and what you expected, so that somebody can look into it without asking you again."
+)
+
+
+def test_prose_beside_short_records_is_readable_and_a_cipher_of_it_is_not(monkeypatch):
+    """Short records have too few letters to estimate which words are readable."""
+
+    def charged(answer):
+        counter = DisclosureCounter(RECORDS, "what?")
+        counter.read(answer)
+        return counter.unreadable_words
+
+    assert charged(PROSE) == 0 < charged(codecs.encode(PROSE, "rot13"))
+    monkeypatch.setattr("casemate.text.disclosure.readability.is_english", lambda word: False)
+    assert charged(PROSE) > 0

@@ -64,6 +64,14 @@ word_kind = FunctionCache(_kind).__getitem__
 """
 
 
+def _is_english(word: str) -> bool:
+    return stem(word) in _listed()[0]
+
+
+is_english = FunctionCache(_is_english).__getitem__
+"""Whether a word in lower case is a listed English word, or a form of one. Cached."""
+
+
 def _is_derived(word: str, english: frozenset[str]) -> bool:
     base = stem(word)
     if any(word.endswith(e) and len(word) >= len(e) + _LONGER for e in _ENGLISH_ENDINGS):

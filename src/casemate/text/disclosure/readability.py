@@ -17,6 +17,7 @@ from casemate.text.disclosure.indexed_text import IndexedText
 from casemate.text.disclosure.letters import LETTER_CODES, letter_pairs
 from casemate.text.disclosure.words import UNSPACED_WORD, count_letters
 from casemate.text.disguises import only_letters
+from casemate.text.ordinary_words import is_english
 from casemate.text.tokens import STOP_WORDS
 
 UNREADABLE_SHARE, UNLIKE = 0.5, 1.4
@@ -127,7 +128,8 @@ class Readability:
         """The words that are not in the texts and do not resemble their words; none with a digit.
 
         A word resembles these if the mean information of its pairs of letters exceeds that of the texts by at most
-        ``UNLIKE`` bits. A pair of letters of a script without spaces resembles them if one of the letters is familiar.
+        ``UNLIKE`` bits. So does an English word: tables and short records have too few letters for the estimate. A pair
+        of letters of a script without spaces resembles them if one of the letters is familiar.
         A single Latin letter resembles no word.
         """
         vocabulary = self._vocabulary
@@ -144,4 +146,4 @@ class Readability:
         sizes = np.array([len(w) + 1 for w in new], np.int64)
         bits, usual = self._pair_bits
         mean = np.add.reduceat(bits[letter_pairs(new, self._scripts)], sizes.cumsum() - sizes) / sizes
-        return odd + [word for word, one in zip(new, mean, strict=True) if one > usual + UNLIKE]
+        return odd + [w for w, one in zip(new, mean, strict=True) if one > usual + UNLIKE and not is_english(w)]
