@@ -7,7 +7,7 @@ from collections import Counter
 from functools import lru_cache
 from itertools import chain
 
-from casemate.text.tokens import STOP_WORDS, WORD
+from casemate.text.tokens import STOP_WORDS, find_words
 
 NEGATIONS = frozenset(
     "no not never none neither nor without cannot"
@@ -102,7 +102,7 @@ def languages_of(text: str) -> frozenset[str]:
 def _counts(text: str) -> Counter[str]:
     """The number of function words of each language."""
     read = text[:_READ]
-    found = WORD.findall(read)
+    found = find_words(read)
     found[:1] = map(str.lower, found[:1])
     counts = Counter(chain.from_iterable(map(_LANGUAGES_OF.__getitem__, filter(_LANGUAGES_OF.__contains__, found))))
     if "'" in read or "’" in read:

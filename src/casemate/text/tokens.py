@@ -37,6 +37,8 @@ LETTERS = rf"[^\W_]++(?:[{_MARKS}]++[^\W_]*+)*+"
 """Regular expression of a run of letters and digits. Accents, and the vowel signs of Indic scripts, do not end it."""
 WORD = re.compile(rf"{LETTERS}(?:['’.-]{LETTERS})*+")
 """A word or number; apostrophes, periods and hyphens inside it do not end it."""
+_ASCII_WORD = re.compile(r"[0-9A-Za-z]++(?:['.-][0-9A-Za-z]++)*+")
+"""The same in an ASCII text. The search takes half as long."""
 UNSPACED = (
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uac00-\ud7a3"
     r"\uf900-\ufaff\U00020000-\U0003ffff"
@@ -61,13 +63,18 @@ def whole_words(tokens: Iterable[str]) -> list[str]:
     return sorted({t for t in marked or found if t.isascii() and t.isalpha()})
 
 
+def find_words(text: str) -> list[str]:
+    """Returns the words and numbers of a text as written, see ``WORD``."""
+    return (_ASCII_WORD if text.isascii() else WORD).findall(text)
+
+
 def words(text: str) -> list[str]:
     """Splits a text into lower-case words and numbers, without punctuation.
 
     >>> words("It's 2.5 mg, twice.")
     ["it's", '2.5', 'mg', 'twice']
     """
-    return WORD.findall(text.lower().replace("’", "'"))
+    return find_words(text.lower().replace("’", "'"))
 
 
 def character_pairs(found: Iterable[str]) -> list[str]:
