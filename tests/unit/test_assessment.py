@@ -9,6 +9,7 @@ import os
 import re
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from casemate.demo import assessment, assessment_report, sample
 from casemate.demo import run as demo
 from casemate.demo.clinic import case_notes
 from casemate.demo.sample import SampledCorpus
-from casemate.errors import DataError
+from casemate.errors import BackendError, DataError
 from casemate.monitor.poisoning import scoring
 from casemate.redteam.campaigns.pipeline import campaign_lock
 from casemate.runtime.file_lock import LockHeld
@@ -337,3 +338,17 @@ def test_progress_without_a_total_is_a_count_or_only_the_time(monkeypatch, capsy
             count(done)
             while expected not in lines:
                 lines += capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [partial(BackendError, backend="sqlite", retryable=True), DataError])
+def test_a_full_disk_is_not_said_to_keep_work(error, tmp_path):
+    advice = "database or disk is full; finished work is kept, run again to continue"
+    with pytest.raises(BackendError) as caught, try_documents._work_folder(tmp_path / "report.html") as work:
+        raise error(f"campaign store {work}/campaigns.db: {advice}")
+    assert str(caught.value).endswith(
+        "database or disk is full. Nothing was kept: free space, or choose another place with --out"
+    )
+    assert not list(tmp_path.iterdir())
+    with pytest.raises((BackendError, DataError), match="^other$"):
+        with try_documents._work_folder(tmp_path / "report.html"):
+            raise error("other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 import shutil
 import tempfile
@@ -43,12 +44,14 @@ from casemate.demo.assessment_report import (
 )
 from casemate.demo.endpoint import MIN_QUERIES, QUERIES, EndpointAssessment, EndpointPlan, plan_endpoint, try_endpoint
 from casemate.demo.endpoint_report import endpoint_headlines, endpoint_json, endpoint_scope, render_endpoint
-from casemate.errors import BackendError, ConfigError
+from casemate.errors import BackendError, ConfigError, DataError
 from casemate.runtime.file_lock import exclusive_lock
 
 INDEX_SECONDS = 120.0
 WORK, LOCK = "work-", "try.lock"
 """Start of the name of a run's folder, and the file in it that the run locks."""
+_KEPT = re.compile(r"[;:] (?:finished work is kept|this step was rolled back).*", re.S)
+"""Advice of stores whose files stay; those of an assessment are deleted."""
 
 
 Seconds = Annotated[float, typer.Option(min=5, help="Time for indexing; what does not fit is left out.")]
@@ -151,6 +154,11 @@ def _work_folder(output: Path) -> Iterator[Path]:
     try:
         with interruptible("interrupted; nothing was kept"), _lock(work):
             yield work
+    except (BackendError, DataError) as error:
+        if str(work) not in str(error):
+            raise
+        why = f"{_KEPT.sub('', str(error))}. Nothing was kept: free space, or choose another place with --out"
+        raise BackendError(why, backend="disk", retryable=False) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
