@@ -349,7 +349,7 @@ def test_one_unit_answers_alone_as_often_as_the_budget_allows_over_all_clients()
     store, (only, *_) = Memory(), hits(3)
     found = []
     for i in range(4):
-        outcome = ask(glass(store), (only,), f"{QUESTION} ({i})", client=f"client {i}")
+        outcome = ask(glass(store), (only,), f"{QUESTION}{'!' * i}", client=f"client {i}")
         found.append((text_of(outcome) != UNKNOWN, outcome.verdict.evidence["break_glass"]))
     opened = {"sources": ["d0"], "granted": True}
     assert found == [(True, opened)] * 2 + [(False, opened | {"granted": False})] * 2
@@ -372,7 +372,7 @@ def test_a_unit_without_single_unit_answers_is_not_replaced_by_the_next():
     store, found = Memory(), hits(2)
     apart = (found[0], Hit(Document("e", "The Sydney bridge did open after a strike of welders."), 0.7))
     for i in range(2):
-        ask(glass(store), apart, f"{QUESTION} ({i})")
+        ask(glass(store), apart, f"{QUESTION}{'!' * i}")
     assert text_of(ask(glass(store), apart)) == UNKNOWN
     assert len([name for name in store.tallies if " latest " not in name]) == 1
 
