@@ -30,7 +30,7 @@ _NONE = 0, 0
 
 @dataclass(frozen=True, slots=True)
 class WordPlaces:
-    """The positions of a word in a text. Fields are read faster than a named tuple is unpacked.
+    """The positions of a word in a text.
 
     Attributes:
         places: Positions of the word among the content words, each with the word and the function words before it.

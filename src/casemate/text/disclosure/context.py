@@ -63,18 +63,11 @@ class Context:
     def _total(self, number: int) -> float:
         return sum(map(self._weights.__getitem__, map(self.counts.__getitem__, self.texts[number].places)))
 
-    def _own_words(self, number: int) -> list[str]:
-        return [word for word in self.texts[number].places if self.counts[word] == 1]
-
     @cached_property
     def own(self) -> list[int]:
         """For each text, a bit mask of the words that no other text contains."""
-        return [
-            reduce(
-                or_, [mask for word, at in text.places.items() if self.counts[word] == 1 for _, mask in at.places], 0
-            )
-            for text in self.texts
-        ]
+        own = ([at for word, at in text.places.items() if self.counts[word] == 1] for text in self.texts)
+        return [reduce(or_, [mask for word in words for _, mask in word.places], 0) for words in own]
 
     @cached_property
     def outlines(self) -> npt.NDArray[np.bool_]:

@@ -265,10 +265,10 @@ class DisclosureCounter:
     def _extend(self, form: str, words: Iterable[str]) -> None:
         """Extends the chains of a form by words of the texts, and compares the texts that it may repeat."""
         chains, unordered, compared = self._chains[form], self._unordered[form], 0
-        weights, least, repeated = unordered.weights, unordered.least, unordered.repeated
+        repeated, holders = unordered.repeated, self._context.holders
         for word in words:
-            best, weight, is_heavy, holders = 0, unordered.add(word), False, self._context.holders[word]
-            for number, places in holders:
+            best, due = 0, unordered.add(word)
+            for number, places in holders[word]:
                 compared += len(places.places)
                 length, bits = chains[number].extend(places)
                 if length:
@@ -277,12 +277,9 @@ class DisclosureCounter:
                     self._disclose_unordered(number, unordered.disclosed(number, word))
                 if length > best:
                     best, owner, credited = length, number, bits
-                if weight:
-                    weights[number] += weight
-                    is_heavy = is_heavy or weights[number] >= least[number]
             if best:
                 self._disclose(self._credited, owner, credited)
-            for number in [n for n, _ in holders if weights[n] >= least[n]] if is_heavy else ():
+            for number in due:
                 self._disclose_unordered(number, unordered.compare(number))
         self.steps += 2 * MAX_SKIP * compared
 

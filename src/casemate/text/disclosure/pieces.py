@@ -54,7 +54,7 @@ def count_symbols(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an answer. Fields are read faster than a named tuple is unpacked.
+    """A part of an answer.
 
     Attributes:
         words: Its words.

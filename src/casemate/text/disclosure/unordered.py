@@ -31,30 +31,33 @@ class UnorderedWords:
 
     Attributes:
         words: Words of the texts in the form, in order.
-        weights: For each text in the context, the weight of its words in the form. The caller adds those of new words.
-        least: For each text in the context, the weight from which to compare it.
         repeated: Numbers of the texts that the form repeats.
     """
 
     def __init__(self, context: Context, question: frozenset[str]) -> None:
         self._context, self._question = context, question
         self.words = list[str]()
-        texts = len(context.texts)
-        self.weights = [0.0] * texts
-        self.least = [(UNORDERED_WORDS - 1) / texts] * context.shown
         self.repeated = set[int]()
+        texts = len(context.texts)
+        self._weights = [0.0] * texts  # of the words of each text in the form
+        # of each text in the context, the weight from which to compare it; a word less, because sums are rounded
+        self._least = [(UNORDERED_WORDS - 1) / texts] * context.shown
         self._different = set[str]()
         self._unweighed = list[str]()  # those of these words that are not in the weights of the unseen texts yet
         self._said, self._counted = Counter[str](), 0  # how often each word is in the form, once it repeats a text
 
-    def add(self, word: str) -> float:
-        """Adds a word of the texts. Returns its weight; 0 if the form or the question contained it before."""
+    def add(self, word: str) -> list[int]:
+        """Adds a word of the texts. Returns the numbers of the texts to compare."""
         self.words.append(word)
         if word in self._different or word in self._question:
-            return 0.0
+            return []
         self._different.add(word)
         self._unweighed.append(word)
-        return self._context.weigh(word)
+        weight, weights, least = self._context.weigh(word), self._weights, self._least
+        numbers = [number for number, _ in self._context.holders[word]]
+        for number in numbers:
+            weights[number] += weight
+        return [number for number in numbers if weights[number] >= least[number]]
 
     def compare(self, number: int) -> list[tuple[int, bool]]:
         """Compares a text. Returns all of its words that the form contains, if these are more than chance explains.
@@ -65,13 +68,13 @@ class UnorderedWords:
         Returns:
             Bit mask of each word, and whether no other text in the context contains it.
         """
-        self.least[number] = least = self._least_weight(number)
-        if self.weights[number] < least:
+        self._least[number] = least = self._least_weight(number)
+        if self._weights[number] < least:
             return []
         words = self._context.texts[number].places.keys() & self._different
         if len(words) < UNORDERED_WORDS:
             return []
-        self.least[number] = math.inf
+        self._least[number] = math.inf
         self.repeated.add(number)
         self._count()
         return [one for word in words for n in range(self._said[word]) for one in self._disclosed(number, word, n)]
@@ -88,23 +91,23 @@ class UnorderedWords:
     def _least_weight(self, number: int) -> float:
         """The weight from which the words of a text are more than chance, or a lower bound that they do not reach."""
         totals = self._context.totals
-        if len(self.weights) == 1:
+        if len(self._weights) == 1:
             return (UNORDERED_SHARE + _UNKNOWN_CHANCE) * totals[number]
         least = UNORDERED_SHARE * totals[number]
-        if self.weights[number] < least:
+        if self._weights[number] < least:
             return least
         self._weigh_unseen()
-        shares = [weight / (totals[i] or 1) for i, weight in enumerate(self.weights) if i != number]
+        shares = [weight / (totals[i] or 1) for i, weight in enumerate(self._weights) if i != number]
         return least + median_low(shares) * totals[number]
 
     def _weigh_unseen(self) -> None:
         """Adds the new words to the weights of the texts that are not in the context."""
         weighed = [(word, self._context.weigh(word)) for word in self._unweighed]
-        for number in range(self._context.shown, len(self.weights)):
+        for number in range(self._context.shown, len(self._weights)):
             places = self._context.texts[number].places
             for word, weight in weighed:
                 if word in places:
-                    self.weights[number] += weight
+                    self._weights[number] += weight
         self._unweighed = []
 
     def _disclosed(self, number: int, word: str, before: int) -> list[tuple[int, bool]]:
