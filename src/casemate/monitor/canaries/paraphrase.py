@@ -93,15 +93,14 @@ async def paraphrase_canaries(
     """
     todo = [canary for canary in runner.canaries if not canary.paraphrases]
     trials = _Trials(replace(runner, embedder=runner.embedder and CachedEmbedder(runner.embedder)), progress)
-    await trials.run([(canary, 0, canary) for canary in todo])
-    sound = {c.id: c for c in todo if not trials.failures[c.id, 0]}
-    worded: dict[str, Canary] = {}
-    for canary in sound.values():
-        texts = await _candidates(canary, SPARE * count, rng, model)
-        worded[canary.id] = canary.model_copy(update={"paraphrases": tuple(texts)})
-    while wanted := [(sound[name], number, one) for name, one in worded.items() for number in trials.next(one, count)]:
+    await trials.run([(canary, 0) for canary in todo])
+    for i, canary in enumerate(todo):
+        if not trials.failures[canary.id, 0]:
+            texts = await _candidates(canary, SPARE * count, rng, model)
+            todo[i] = canary.model_copy(update={"paraphrases": tuple(texts)})
+    while wanted := [(canary, number) for canary in todo for number in trials.next(canary, count)]:
         await trials.run(wanted)
-    return [trials.result(canary, worded.get(canary.id, canary)) for canary in todo]
+    return [trials.result(canary) for canary in todo]
 
 
 async def _candidates(canary: Canary, count: int, rng: np.random.Generator, model: Generator | None) -> list[str]:
@@ -171,12 +170,12 @@ class _Trials:
     asked: int = 0
     done: int = 0
 
-    async def run(self, wanted: Sequence[tuple[Canary, int, Canary]]) -> None:
-        """Tries wordings: the canary, the number of the wording, and the canary with its wordings."""
+    async def run(self, wanted: Sequence[tuple[Canary, int]]) -> None:
+        """Tries wordings, each given by the canary and its number there."""
         tried: dict[str, tuple[str, int]] = {}
         copies: list[Canary] = []
-        for canary, number, worded in wanted:
-            one = worded.worded(number).model_copy(update={"paraphrases": ()})
+        for canary, number in wanted:
+            one = canary.worded(number).model_copy(update={"paraphrases": ()})
             for copy in (one, _similar_to(canary, one)) if number else (one,):
                 name = f"wording-{self.asked + len(copies)}"
                 tried[name] = (canary.id, number)
@@ -193,22 +192,22 @@ class _Trials:
         self.done += 1
         self.progress(self.done, TESTS * self.asked)
 
-    def _tried(self, worded: Canary) -> dict[str, set[str]]:
+    def _tried(self, canary: Canary) -> dict[str, set[str]]:
         """The reasons against each of a canary's wordings that was tried."""
-        texts = enumerate(worded.paraphrases, 1)
-        return {text: self.failures[worded.id, n] for n, text in texts if (worded.id, n) in self.failures}
+        texts = enumerate(canary.paraphrases, 1)
+        return {text: self.failures[canary.id, n] for n, text in texts if (canary.id, n) in self.failures}
 
-    def next(self, worded: Canary, count: int) -> range:
-        """The numbers of as many untried wordings as a canary lacks."""
-        tried = self._tried(worded)
+    def next(self, canary: Canary, count: int) -> range:
+        """The numbers of as many untried wordings as a canary lacks to ``count`` that passed."""
+        tried = self._tried(canary)
         lacks = count - sum(not reasons for reasons in tried.values())
-        return range(len(tried) + 1, min(len(tried) + lacks, len(worded.paraphrases)) + 1)
+        return range(len(tried) + 1, min(len(tried) + lacks, len(canary.paraphrases)) + 1)
 
-    def result(self, canary: Canary, worded: Canary) -> Paraphrased:
+    def result(self, canary: Canary) -> Paraphrased:
         """The wordings of a canary that passed."""
         if own := self.failures[canary.id, 0]:
             return Paraphrased(canary.id, (), 0, tuple(sorted({f"its own question: {kind}" for kind in own})))
-        tried = self._tried(worded)
+        tried = self._tried(canary)
         kept = tuple(text for text, reasons in tried.items() if not reasons)
         return Paraphrased(canary.id, kept, len(tried) - len(kept), tuple(sorted(set().union(*tried.values()))))
 

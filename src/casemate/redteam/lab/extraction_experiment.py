@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -85,7 +86,7 @@ class Crawler:
     It is restarted for each target, so the attack must keep no state between runs.
 
     Attributes:
-        in_memory: Targets that keep client state in this process, if at all.
+        in_memory: Names of the targets that keep their client state in memory, if they have any.
     """
 
     name: str
@@ -103,8 +104,8 @@ class Crawler:
         return {target: await self._crawl(target, progress) for target in self.targets}
 
     async def _crawl(self, target: str, progress: Progress) -> CrawlTrace:
-        key, forgets = f"{self._campaign}-{target}", target in self.in_memory
-        session = CrawlSession(self.targets[target], self.store, key, self.plan, progress, forgets)
+        key, in_memory = f"{self._campaign}-{target}", target in self.in_memory
+        session = CrawlSession(self.targets[target], self.store, key, self.plan, progress, in_memory)
         finds, error = list[RecoveredText](), ""
         rng = np.random.default_rng(int(digest(self.plan.seed, self.name), 16))
         try:
@@ -162,12 +163,12 @@ class _Clients:
 class CrawlSession(TargetSession):
     """Answers an attack from the store first (``resumed`` counts these exchanges), then from the target.
 
-    After ``fault``, an error, every question fails, even if the attack ignores it. ``forgets``: the target has lost the
-    client state of earlier runs.
+    After ``fault``, an error, every question fails, even if the attack ignores it. ``in_memory``: the target keeps
+    client state in memory, so it has lost that of earlier runs.
     """
 
     def __init__(
-        self, target: Target, store: CampaignStore, key: str, plan: CrawlPlan, progress: Progress, forgets: bool
+        self, target: Target, store: CampaignStore, key: str, plan: CrawlPlan, progress: Progress, in_memory: bool
     ) -> None:
         super().__init__(
             target,
@@ -179,7 +180,8 @@ class CrawlSession(TargetSession):
         )
         self._store, self._key, self._progress = store, key, progress
         self._clients = _Clients(plan.clients, plan.schedule)
-        self._forgets, self._forgotten = forgets, list[Query]()
+        self._in_memory = in_memory
+        self._repeat: deque[Query] = deque()  # stored questions whose client state the target has lost
         self.resumed = 0
         self.fault: Exception | None = None
 
@@ -199,7 +201,8 @@ class CrawlSession(TargetSession):
             else:
                 self._spend_question()
                 self.resumed += 1
-                self._forgotten += [self._query(text, number)] if self._forgets else []
+                if self._in_memory:
+                    self._repeat.append(self._query(text, number))
         except BudgetExhausted:  # the target may have a limit of its own
             self.budget.exhausted = True
             raise
@@ -213,8 +216,8 @@ class CrawlSession(TargetSession):
 
     async def _restore_state(self) -> None:
         """Asks the target the stored questions again, in order, and drops the answers."""
-        while self._forgotten:
-            await self._answered(self._forgotten.pop(0))
+        while self._repeat:
+            await self._answered(self._repeat.popleft())
 
     def _stored(self, number: int, text: str) -> Exchange | None:
         """The stored exchange with this number, if it has the same question."""
