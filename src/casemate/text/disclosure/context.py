@@ -67,7 +67,7 @@ class Context:
     def own(self) -> list[int]:
         """For each text, a bit mask of the words that no other text contains."""
         own = ([at for word, at in text.places.items() if self.counts[word] == 1] for text in self.texts)
-        return [reduce(or_, [mask for word in words for _, mask in word.places], 0) for words in own]
+        return [reduce(or_, [mask for at in words for _, mask in at.places], 0) for words in own]
 
     @cached_property
     def outlines(self) -> npt.NDArray[np.bool_]:
