@@ -387,7 +387,7 @@ def _vocabulary(known: frozenset[str]) -> _Vocabulary:
 def _word(known: frozenset[str], written: str) -> _Word:
     lower = written.lower()
     stems = text_parts(lower) if is_spaceless(lower) else frozenset((stem(lower),))
-    named = written[0].isdigit() or not written[1:].islower() and any(map(str.isupper, written[1:]))
+    named = written[0].isdigit() or any(map(str.isupper, written[1:]))
     function = lower in known or written in _FIRST_PERSON
     pronoun = function and written in _PRONOUNS
     return _Word(written, lower, lemma(written), stems, written[0].isupper(), function, pronoun, named)
