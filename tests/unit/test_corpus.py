@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import time
 import tracemalloc
 import warnings
 import zlib
@@ -778,6 +779,18 @@ def test_a_line_about_readers_below_the_first_lines_is_text(tmp_path):
     text = "---\nmy key: x\n---\nreaders: [ann]"
     assert parsed(tmp_path, "x.md", text) == ("", text)
     assert parsed(tmp_path, "x.md", "# T\nacl: [hr]") == ("T", "acl: [hr]")
+
+
+@pytest.mark.parametrize("hostile", ["-" + " " * 30_000 + "x", "!<" * 30_000, "!&" * 30_000])
+def test_front_matter_is_read_in_linear_time(tmp_path, hostile):
+    began = time.process_time()
+    assert parsed(tmp_path, "x.md", f"---\na: b\n{hostile}\n---\ntext") == ("", "text")
+    assert time.process_time() - began < 1
+
+
+def test_a_separator_of_mail_is_no_front_matter(tmp_path):
+    text = "--- Original message ---\nFrom: Ann\nReaders: all\n"
+    assert parsed(tmp_path, "x.md", text) == ("", text)
 
 
 def test_an_index_without_the_metadata_of_front_matter_is_out_of_date(tmp_path):

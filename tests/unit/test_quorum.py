@@ -555,6 +555,12 @@ def test_a_question_with_more_codes_than_are_searched_has_no_answer():
     assert AskedQuestion.of(f"Who has {', '.join(codes)}?").subject.is_missing(" ".join(codes))
 
 
+def test_a_code_of_thousands_of_digits_is_searched_in_no_unit():
+    subject = AskedQuestion.of(f"Who has {'0 ' * 300}1?").subject
+    assert subject.codes == (re.compile(r"(?!)"),)
+    assert subject.is_missing("0 " * 300 + "1")
+
+
 def test_a_mail_address_is_required():
     subject = AskedQuestion.of("Which card does mark.bell@post.com hold?").subject
     assert not subject.is_missing("Contact: Mark.Bell@post.com.")
@@ -570,6 +576,11 @@ def test_a_mail_address_is_required():
         ("What lasted from 2004-2005?", "from 2004 to 2005", "2004|2005"),
         ("What was at 07:05?", "7:05|07.05|2024-01-01T07:05:33", "17:05|7:051|7:5|07:50"),
         ("What came on 7 May 2020?", "2020-05-07|7 May 2020", "2020-05-17|2020|7 May 2021"),
+        ("Is it 7?", "7th|7mg|seven", "7a|7½|7²|7'000|7 000|7·5|1.07|twenty-seven|seven hundred|hundred seven"),
+        ("Is it 20?", "20|twenty", "twenty-one|twenty thousand"),
+        ("Was it at 7:05?", "07:05:10", "1:07:05"),
+        ("Was 300 paid?", "300|300 EUR", "1,300|1.300|300,000|300.50|3.00|3,00|300 000|300½"),
+        ("Was 30000 paid?", "30000|30,000|30 000", "300.00|130,000|30,000,000|30,000.50"),
     ],
 )
 def test_each_number_of_a_question_is_required_as_a_whole(question, same, other):

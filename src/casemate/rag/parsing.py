@@ -27,11 +27,11 @@ _FRONT_MATTER = re.compile(
     r"---[ \t]*\n(?=(?:#[^\n]*\n)*[\"']?[\w-]+[\"']?[ \t]*:)(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S
 )
 _RESTRICTION = re.compile(
-    rf"(?:^|[?{{\[,-])[ \t]*[\"']?[ \t]*({ACL}|{CLIENTS})[ \t]*[\"']?[ \t]*(?:[:=]|$)", re.M | re.I
+    rf"(?:^|[?{{\[,-])[ \t]*+[\"']?[ \t]*+({ACL}|{CLIENTS})[ \t]*+[\"']?[ \t]*+(?:[:=]|$)", re.M | re.I
 )
-_FRONT_START = re.compile(r"\s*(?:---|\+\+\+)(?=\s)")  # +++: TOML
+_FRONT_START = re.compile(r"\s*(?:---|\+\+\+)(?=\s)(?![^\n]*---[ \t]*$)", re.M)  # +++: TOML. No --- heading ---
 _CLOSING = re.compile(r"^(?:---|\.\.\.|\+\+\+)[ \t]*$", re.M)
-_TAG = re.compile(r"(?:!<[^>\n]*>|[!&][^\s,\[\]{}]*)[ \t]+")  # also an anchor
+_TAG = re.compile(r"(?:!<[^>\n]{0,100}>|[!&][^\s,\[\]{}]{0,100})[ \t]+")  # also an anchor; bounded: linear time
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|\n[ \t]*)")
 _FRONT_MATTER_CHARACTERS = 16_000  # yaml reads about 100,000 a second
 _BREAKS = dict.fromkeys(

@@ -53,6 +53,21 @@ _YEAR = re.compile(r"(?:1\d|20)\d\d")
 _NUMBER = re.compile(rf"{_YEAR.pattern}|\d{{1,2}}|\d+[.:]\d+")
 """A year, a small number, a number with decimals or a time. Its digits are no parts that other separators may join."""
 _NUMBER_NAMES = {number: name for name, number in NUMBER_WORDS.items()} | {"1": "one"}
+_JOINING = ".,:'’·٫٬"
+"""Characters between digits that belong to one number: of decimals, thousands, times."""
+_BEFORE = rf"(?<!\d[{_JOINING}])"
+_AFTER = rf"(?![{_JOINING}]\d|[ \u00a0\u2009\u202f]\d{{3}}(?!\d)|[²³¹¼-¾⁰-₉⅐-↋])"
+"""After a number: no part of it, such as decimals, thousands and fractions."""
+_NO_SUFFIX = r"(?![^\W\d_s](?![^\W\d_])(?!(?<=T)\d))"
+"""No single letter but that of a plural, as in room *12a*; a time after a date has one: *01T07:05*."""
+_LARGE = "hundred thousand million billion".split()
+_NO_TENS = "".join(
+    rf"(?<!\b{word}[\W_])" for word in [name for name, n in NUMBER_WORDS.items() if n[1:] == "0"] + _LARGE
+)
+_NO_MORE = rf"(?![\W_]{{1,3}}(?:{'|'.join(['one', *NUMBER_WORDS, *_LARGE])})\b)"
+"""An English number is no part of a longer one, as *seven* is of *twenty-seven* and *seven hundred*."""
+MAX_CODE = 100
+"""Letters and digits of a code, at most. With more, every unit abstains: the search would take seconds."""
 MAX_REQUIRED = 32
 """Codes and pairs of a question, at most: each is searched in each unit. With more, every unit abstains."""
 _NEVER = re.compile(r"(?!)")
@@ -248,8 +263,13 @@ def _code(text: str, group: list[re.Match[str]]) -> Iterator[str]:
 def _pattern(code: str) -> re.Pattern[str]:
     if _NUMBER.fullmatch(code):
         return _number_pattern(code)
-    letters = r"[\W_]{0,3}".join(re.escape(c) for c in code if c.isalnum())
-    return re.compile(rf"(?<![^\W_]){letters}(?![^\W_])", re.IGNORECASE)
+    characters = [re.escape(c) for c in code if c.isalnum()]
+    if len(characters) > MAX_CODE:
+        return _NEVER
+    letters = r"[\W_]{0,3}".join(characters)
+    if code.isdecimal():  # 30000 is also 30,000, but 300.00 is another number
+        letters = f"{''.join(characters)}|(?!\\d+[.,:]\\d\\d?(?!\\d)){letters}" if len(code) > 3 else code
+    return re.compile(rf"(?<![^\W_]){_BEFORE}(?:{letters})(?![^\W_]){_AFTER}", re.IGNORECASE)
 
 
 def _number_pattern(number: str) -> re.Pattern[str]:
@@ -260,10 +280,12 @@ def _number_pattern(number: str) -> re.Pattern[str]:
     digits = number.lstrip("0") or "0"
     literal = re.escape(digits).replace(":", "[.:]").replace(r"\.", "[.,:]")
     joined = "[1-9]" if len(literal) > len(digits) else "[1-9A-Za-z]"  # a date may be written before a time: T07:05
-    before = rf"(?<!{joined}{literal})(?<!\d0{literal})(?<!\d[.,:]{literal})"
-    after = r"(?!\d)" if ":" in number else r"(?!\d|[.,:]\d)"
+    before = rf"(?<!{joined}{literal})(?<!\d0{literal})(?<!\d[{_JOINING}]{literal})(?<!\d[{_JOINING}]0{literal})"
+    after = r"(?!\d)" if ":" in number else _AFTER.replace("(?!", r"(?!\d|", 1)
     name = _NUMBER_NAMES.get(digits)
-    return re.compile(f"{literal}{before}{after}" + (rf"|\b{name}\b" if name else ""), re.IGNORECASE)
+    return re.compile(
+        f"{literal}{before}{after}{_NO_SUFFIX}" + (rf"|{_NO_TENS}\b{name}\b{_NO_MORE}" if name else ""), re.IGNORECASE
+    )
 
 
 def _without(text: str, codes: list[str]) -> str:
