@@ -14,14 +14,14 @@ from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
+from casemate.guard.defenses.quorum.codes import NEVER, NUMBER, YEAR, code_pattern, find_codes, without_codes
 from casemate.text.function_words import ALL_FUNCTION_WORDS
 from casemate.text.ordinary_words import WordKind, word_kind
 from casemate.text.sentences import sentences
-from casemate.text.tokens import LETTERS, NUMBER_WORDS, FunctionCache, stem
+from casemate.text.tokens import LETTERS, FunctionCache, stem
 from casemate.text.unspaced import asked_stretches, is_spaceless, text_parts
 
 _WORD = re.compile(LETTERS)
-_RUN = re.compile(r"[^\W_]+")
 _INVISIBLE = re.compile("[\xad\u200c\u200d\u2060\ufeff]")
 """Invisible characters inside a word: soft hyphen, joiners. A zero-width space (U+200B) separates words."""
 _PARTICLES = frozenset(
@@ -41,36 +41,10 @@ Where words are in another order, one pair is missing. Where a name is another o
 """
 KNOWN, MIN_WORDS = 1 / 3, 2
 """Share of listed words in a question whose language is known, at least. Up to ``MIN_WORDS`` words need none."""
-_CODE_LETTERS = 3
-"""Letters of a part of a code without digits, at most."""
-_SINGLE_WORDS = frozenset("aàeéèioòuyавиокусяñ")
-"""Letters that are words by themselves."""
-_CODE_SEPARATOR = re.compile(r"[ ./_:\\-]{0,3}|,")
-_ADDRESS = re.compile(r"[\w.+-]{1,64}@[\w.-]{0,250}\w")
 _IDENTIFIER = re.compile(r"[^\W\d_]+(?:_[^\W\d_]+)+")
 """Words joined by underscores, as in *load_invoice*."""
-_YEAR = re.compile(r"(?:1\d|20)\d\d")
-_NUMBER = re.compile(rf"{_YEAR.pattern}|\d{{1,2}}|\d+[.:]\d+")
-"""A year, a small number, a number with decimals or a time. Its digits are no parts that other separators may join."""
-_NUMBER_NAMES = {number: name for name, number in NUMBER_WORDS.items()} | {"1": "one"}
-_JOINING = ".,:'’·٫٬"
-"""Characters between digits that belong to one number: of decimals, thousands, times."""
-_BEFORE = rf"(?<!\d[{_JOINING}])"
-_AFTER = rf"(?![{_JOINING}]\d|[ \u00a0\u2009\u202f]\d{{3}}(?!\d)|[²³¹¼-¾⁰-₉⅐-↋])"
-"""After a number: no part of it, such as decimals, thousands and fractions."""
-_NO_SUFFIX = r"(?![^\W\d_s](?![^\W\d_])(?!(?<=T)\d))"
-"""No single letter but that of a plural, as in room *12a*; a time after a date has one: *01T07:05*."""
-_LARGE = "hundred thousand million billion".split()
-_NO_TENS = "".join(
-    rf"(?<!\b{word}[\W_])" for word in [name for name, n in NUMBER_WORDS.items() if n[1:] == "0"] + _LARGE
-)
-_NO_MORE = rf"(?![\W_]{{1,3}}(?:{'|'.join(['one', *NUMBER_WORDS, *_LARGE])})\b)"
-"""An English number is no part of a longer one, as *seven* is of *twenty-seven* and *seven hundred*."""
-MAX_CODE = 100
-"""Letters and digits of a code, at most. With more, every unit abstains: the search would take seconds."""
 MAX_REQUIRED = 32
 """Codes and pairs of a question, at most: each is searched in each unit. With more, every unit abstains."""
-_NEVER = re.compile(r"(?!)")
 _CACHED = 4096
 _STEM = FunctionCache[str, str](lambda word: stem(word.lower()))
 """The stem of a word as written."""
@@ -106,21 +80,21 @@ class Subject:
             text: The question.
             named: Words of names of several words with capitals, in lower case.
         """
-        codes = [*dict.fromkeys(_codes(text))]
-        text = _without(text, codes)
+        codes = [*dict.fromkeys(find_codes(text))]
+        text = without_codes(text, codes)
         read = _WORD.findall(text)
         spaced = [word.lower() for word in read if word.isalpha() and not is_spaceless(word)]
         known = _is_known(spaced)
         pairs, words = _names(text) if known else ([], set[str]())
         words.update(part for name in named for part in _WORD.findall(name) if len(part) > 1)
-        if words or pairs or not all(map(_NUMBER.fullmatch, codes)):
-            codes = [code for code in codes if not _YEAR.fullmatch(code)]
+        if words or pairs or not all(map(NUMBER.fullmatch, codes)):
+            codes = [code for code in codes if not YEAR.fullmatch(code)]
         near = dict.fromkeys((stem(one), stem(other)) for one, other in pairs)
         searched = len(codes) + len(near) <= MAX_REQUIRED
         return cls(
             words=frozenset(map(stem, words)),
             pairs=tuple(near) if searched else (),
-            codes=tuple(map(_pattern, codes)) if searched else (_NEVER,),
+            codes=tuple(map(code_pattern, codes)) if searched else (NEVER,),
             stretches=tuple(run for word in read if is_spaceless(word) for run in asked_stretches(word)),
             known=known,
             neighbors=() if known else tuple(pairwise(map(stem, spaced))),
@@ -223,72 +197,3 @@ def _possible_names(text: str) -> Iterator[list[str]]:
                 run.append(word)
             before = word
         yield run
-
-
-def _codes(text: str) -> Iterator[str]:
-    """Codes of a question as written: addresses, and parts with digits and short parts without that are neighbors."""
-    yield from _ADDRESS.findall(text)
-    text = _ADDRESS.sub(" ? ", text)
-    group: list[re.Match[str]] = []
-    for run in _RUN.finditer(text):
-        part = _is_code_part(run[0])
-        joined = group and _CODE_SEPARATOR.fullmatch(text, group[-1].end(), run.start())
-        if group and not (part and joined):
-            yield from _code(text, group)
-            group = []
-        if part:
-            group.append(run)
-    yield from _code(text, group)
-
-
-def _is_code_part(run: str) -> bool:
-    if any(map(str.isdigit, run)):
-        return not is_spaceless(run)
-    low = run.lower()
-    single = len(run) == 1 and low not in _SINGLE_WORDS
-    return len(run) <= _CODE_LETTERS and low != run.upper() and (single or word_kind(low) is WordKind.UNLISTED)
-
-
-def _code(text: str, group: list[re.Match[str]]) -> Iterator[str]:
-    while group and group[-1][0].isalpha() and text[group[-1].start() - 1] == " ":  # a unit of measurement
-        group = group[:-1]
-    if not any(map(str.isdigit, "".join(run[0] for run in group))):
-        return
-    if all(_YEAR.fullmatch(run[0]) for run in group):
-        yield from (run[0] for run in group)
-    else:
-        yield text[group[0].start() : group[-1].end()]
-
-
-def _pattern(code: str) -> re.Pattern[str]:
-    if _NUMBER.fullmatch(code):
-        return _number_pattern(code)
-    characters = [re.escape(c) for c in code if c.isalnum()]
-    if len(characters) > MAX_CODE:
-        return _NEVER
-    letters = r"[\W_]{0,3}".join(characters)
-    if code.isdecimal():  # 30000 is also 30,000, but 300.00 is another number
-        letters = f"{''.join(characters)}|(?!\\d+[.,:]\\d\\d?(?!\\d)){letters}" if len(code) > 3 else code
-    return re.compile(rf"(?<![^\W_]){_BEFORE}(?:{letters})(?![^\W_]){_AFTER}", re.IGNORECASE)
-
-
-def _number_pattern(number: str) -> re.Pattern[str]:
-    """A number as a whole, also with leading zeros or as an English word. A time may have seconds.
-
-    The digits come first, so that the search skips texts without them.
-    """
-    digits = number.lstrip("0") or "0"
-    literal = re.escape(digits).replace(":", "[.:]").replace(r"\.", "[.,:]")
-    joined = "[1-9]" if len(literal) > len(digits) else "[1-9A-Za-z]"  # a date may be written before a time: T07:05
-    before = rf"(?<!{joined}{literal})(?<!\d0{literal})(?<!\d[{_JOINING}]{literal})(?<!\d[{_JOINING}]0{literal})"
-    after = r"(?!\d)" if ":" in number else _AFTER.replace("(?!", r"(?!\d|", 1)
-    name = _NUMBER_NAMES.get(digits)
-    return re.compile(
-        f"{literal}{before}{after}{_NO_SUFFIX}" + (rf"|{_NO_TENS}\b{name}\b{_NO_MORE}" if name else ""), re.IGNORECASE
-    )
-
-
-def _without(text: str, codes: list[str]) -> str:
-    for code in codes:
-        text = text if _NUMBER.fullmatch(code) else text.replace(code, " 0 ")
-    return text
