@@ -38,7 +38,7 @@ BUILT_AT_RUN_TIME = {
     "backends/sidecar/row_inventory.py": "the operator's own, applied to ids",
     "demo/clinic.py": "tables of the generator, applied to generated notes",
     "guard/client_state/word_quotas.py": "an escaped number of seconds, applied to names of quotas",
-    "guard/defenses/quorum/subjects.py": "escaped letters with at most three other characters between two",
+    "guard/defenses/quorum/codes.py": "at most 100 escaped letters, with at most three other characters between two",
     "guard/watermarks/detection.py": "a word of letters in a lookahead",
     "monitor/canaries/matching.py": "escaped words; between them a fixed expression that begins with a space",
     "monitor/canaries/paraphrase.py": "alternatives of fixed words at the start of a question",

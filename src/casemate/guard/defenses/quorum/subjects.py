@@ -41,7 +41,7 @@ Where words are in another order, one pair is missing. Where a name is another o
 """
 KNOWN, MIN_WORDS = 1 / 3, 2
 """Share of listed words in a question whose language is known, at least. Up to ``MIN_WORDS`` words need none."""
-_IDENTIFIER = re.compile(r"[^\W\d_]+(?:_[^\W\d_]+)+")
+_IDENTIFIER = re.compile(r"(?<![^\W\d_])[^\W\d_]++(?:_[^\W\d_]++)++")
 """Words joined by underscores, as in *load_invoice*."""
 MAX_REQUIRED = 32
 """Codes and pairs of a question, at most: each is searched in each unit. With more, every unit abstains."""
