@@ -334,8 +334,9 @@ async def try_endpoint(plan: EndpointPlan, steps: Steps) -> EndpointAssessment:
 
 @dataclass(slots=True)
 class _KeptAnswers(MeteredTarget):
-    """Keeps answers and refusals, so that no question is asked again after another one failed."""
+    """Keeps and counts answers and refusals, so that no question is asked again after another one failed."""
 
+    count: Progress = lambda count: None
     answers: dict[str, Answer | QueryError] = field(default_factory=dict)
 
     async def ask(self, query: Query) -> Answer:
@@ -344,6 +345,7 @@ class _KeptAnswers(MeteredTarget):
                 self.answers[query.text] = await MeteredTarget.ask(self, query)
             except QueryError as error:
                 self.answers[query.text] = error
+            self.count(1)
         found = self.answers[query.text]
         if isinstance(found, QueryError):
             raise found
@@ -352,9 +354,9 @@ class _KeptAnswers(MeteredTarget):
 
 async def _ask_plain(plan: EndpointPlan, target: MeteredTarget, steps: Steps) -> tuple[LivenessResult, Exchange]:
     """Asks the operator's questions and those about documents; chooses the one that is shown."""
-    kept = _KeptAnswers(target.inner, target.nonce)
     with steps("asking ordinary questions", plan.queries.plain) as count:
-        own, found = await _resumed_answers(plan, kept, count)
+        kept = _KeptAnswers(target.inner, target.nonce, count=count)
+        own, found = await _resumed_answers(plan, kept)
     target.proof = kept.proof
     asked = [*own, *found.exchanges]
     if not any(exchange.reply.strip() for exchange in asked):
@@ -367,24 +369,20 @@ async def _ask_plain(plan: EndpointPlan, target: MeteredTarget, steps: Steps) ->
     return found, (own or whole or answered or asked)[0]
 
 
-async def _resumed_answers(
-    plan: EndpointPlan, target: _KeptAnswers, count: Progress
-) -> tuple[list[Exchange], LivenessResult]:
+async def _resumed_answers(plan: EndpointPlan, target: _KeptAnswers) -> tuple[list[Exchange], LivenessResult]:
     """Like ``_plain_answers``, resumed after a failed request as long as each attempt gets further."""
-    before, counted = 0, count
+    before = 0
     while True:
         try:
-            return await _plain_answers(plan, target, counted)
+            return await _plain_answers(plan, target)
         except BackendError:
             if len(target.answers) == before:
                 raise
-        before, counted = len(target.answers), _not_counted
+        before = len(target.answers)
         await _pause()
 
 
-async def _plain_answers(
-    plan: EndpointPlan, target: MeteredTarget, count: Progress
-) -> tuple[list[Exchange], LivenessResult]:
+async def _plain_answers(plan: EndpointPlan, target: MeteredTarget) -> tuple[list[Exchange], LivenessResult]:
     """The answers to the operator's questions, and to those about documents."""
     own = list[Exchange]()
     for text in plan.questions:
@@ -392,13 +390,8 @@ async def _plain_answers(
             own.append(Exchange.from_answer(text, await target.ask(Query(text, "try"))))
         except QueryError:
             own.append(Exchange(text, "", refused=True))
-        count(1)
     left = max(2, plan.queries.plain - len(own))
-    return own, await check_liveness(ON, target, plan.documents, plan.config.redteam, left, count)
-
-
-def _not_counted(_: int) -> None:
-    """Progress of a resumption, whose questions were counted before."""
+    return own, await check_liveness(ON, target, plan.documents, plan.config.redteam, left)
 
 
 async def _paste(
