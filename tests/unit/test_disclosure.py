@@ -564,7 +564,7 @@ RECORDS = [
 PROSE = (
     "I could not find anything about that in the records. You may ask the office for help, or look at the manual, "
     "which explains each step and lists the people who answer further questions. If the problem remains, describe what "
-    "happened and what you expected, so that somebody can look into it without asking you again."
+    "happened and what you expected, so that a colleague can look into it without asking you again."
 )
 
 

@@ -51,7 +51,7 @@ def _kind(word: str) -> WordKind:
     english, _, names = _listed()
     if word in names:
         return WordKind.EITHER
-    if word in ALL_FUNCTION_WORDS or stem(word) in english or _is_derived(word, english) or _is_foreign(word):
+    if word in ALL_FUNCTION_WORDS or _is_english(word) or _is_derived(word, english) or _is_foreign(word):
         return WordKind.ORDINARY
     return WordKind.UNLISTED
 

@@ -32,7 +32,9 @@ ENCODED_SHARE = 0.8
 _HAS_DIGIT = re.compile(r"\d").search
 _OTHER_SCRIPT_BITS = 10.0
 """Bits of information of a pair of letters with one of a script that the texts do not use."""
-_LOGS = np.log2(np.arange(1024) + 0.3)
+_SMOOTHING = 0.3
+"""Number added to the count of each pair of letters, so that pairs that the texts lack are possible."""
+_LOGS = np.log2(np.arange(1024) + _SMOOTHING)
 """Logarithms of counts of pairs of letters."""
 _FREQUENT = frozenset(
     "的一是不了在人有我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发后作里用道行所然家种事"
@@ -81,8 +83,8 @@ class Readability:
         codes = LETTER_CODES + 1
         counts = np.bincount(np.concatenate([text.pairs for text in self._texts]), minlength=codes**2)
         table = counts.reshape(codes, codes)
-        logs = _LOGS if counts.max() < len(_LOGS) else np.log2(np.arange(counts.max() + 1) + 0.3)
-        bits: npt.NDArray[np.float64] = np.log2(table.sum(1, keepdims=True) + 0.3 * 27) - logs[table]
+        logs = _LOGS if counts.max() < len(_LOGS) else np.log2(np.arange(counts.max() + 1) + _SMOOTHING)
+        bits: npt.NDArray[np.float64] = np.log2(table.sum(1, keepdims=True) + _SMOOTHING * 27) - logs[table]
         bits[-1], bits[:, -1] = _OTHER_SCRIPT_BITS, _OTHER_SCRIPT_BITS
         return bits.ravel(), float(counts @ bits.ravel()) / max(1, int(counts.sum()))
 
