@@ -241,9 +241,8 @@ def no_cached_words():
 
 @pytest.mark.parametrize("bits", [2048, 16])
 def test_groups_of_copies_equal_those_of_all_pairs(bits, no_cached_words, monkeypatch):
-    """With 16 bits most words collide. Blocks of two texts: pairs within and between blocks."""
+    """With 16 bits most words collide."""
     monkeypatch.setattr(edited_copies, "_BITS", bits)
-    monkeypatch.setattr(edited_copies, "_BLOCK", 2)
 
     @given(OVERLAPPING)
     @settings(max_examples=60, deadline=None)

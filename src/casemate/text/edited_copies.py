@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from operator import or_
 
-import numpy as np
-import numpy.typing as npt
-
 from casemate.text.tokens import content_words
 
 MIN_OVERLAP = 0.8
@@ -30,9 +27,6 @@ chance.
 """
 CACHED_TEXTS = 4096
 _BITS = 2048
-_NO_POSITIONS = np.empty(0, np.uint16)
-_BLOCK = 256
-"""Number of texts per block of the pairwise comparison."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +43,7 @@ class TextWords:
     @cached_property
     def bits(self) -> int:
         """One bit for each stem, at a position by its hash. It rejects most pairs of texts in one operation."""
-        return reduce(or_, [1 << at for at in self.positions.tolist()], 0)
-
-    @cached_property
-    def positions(self) -> npt.NDArray[np.uint16]:
-        """The positions of these bits."""
-        return (np.fromiter(map(hash, self.stems), np.int64, len(self.stems)) % _BITS).astype(np.uint16)
+        return reduce(or_, [1 << hash(stem) % _BITS for stem in self.stems], 0)
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
@@ -126,15 +115,17 @@ def root(parent: Sequence[int], i: int) -> int:
 
 
 def _possible_copies(words: Sequence[TextWords]) -> Iterator[tuple[int, int]]:
-    """Pairs of texts that may be copies: a superset, by common bits, from matrix products of blocks."""
-    sizes = np.array([len(text.stems) for text in words], np.int64)
-    bits = np.zeros((len(words), _BITS), np.float32)
-    bits[np.repeat(np.arange(len(words)), sizes), np.concatenate([_NO_POSITIONS, *(t.positions for t in words)])] = 1
-    collisions = sizes - bits.sum(axis=1)
-    for start in range(0, len(words), _BLOCK):
-        rows = slice(start, start + _BLOCK)
-        smaller = np.minimum(sizes[rows, None], sizes[None])
-        needed = MIN_OVERLAP * smaller - np.maximum(collisions[rows, None], collisions[None])
-        for i, j in np.argwhere(bits[rows] @ bits.T >= needed - 0.5):  # exact counts; half a bit for rounding
-            if j < start + i:
-                yield start + int(i), int(j)
+    """Pairs of texts that may be copies: a superset, by common bits.
+
+    Deliberately without a matrix product: for so few texts, the threads of a BLAS library wait longer than they
+    compute.
+    """
+    order = sorted(range(len(words)), key=lambda i: len(words[i].stems))
+    bits = [words[i].bits for i in order]
+    sizes = [len(words[i].stems) for i in order]
+    collisions = max((size - own.bit_count() for size, own in zip(sizes, bits, strict=True)), default=0)
+    needed = [MIN_OVERLAP * size - collisions for size in sizes]
+    for place, own in enumerate(bits):
+        smaller = zip(order[:place], bits, needed, strict=False)
+        for i in [i for i, other, least in smaller if (own & other).bit_count() >= least]:
+            yield i, order[place]

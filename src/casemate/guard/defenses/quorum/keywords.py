@@ -444,11 +444,12 @@ def best_sentences(question: AskedQuestion, text: str, title: str, most: int) ->
     The score of a sentence is the share of the question's words in it, plus half of the share that its neighbors add.
     It is higher with the expected type of answer. It depends on this unit and the question alone.
     """
-    if question.coverage(question.possible_stems(f"{title}\n{text}")) < question.least:
+    possible = question.coverage(question.possible_stems(f"{title}\n{text}"))
+    if possible < question.least or question.concerns_another(text, title):
         return ()
     found, heading = read_text(text), _heading(title)
     stems = heading.union(*(s.stems for s in found))
-    if not found or question.coverage(stems) < question.least or question.concerns_another(text, title):
+    if not found or question.coverage(stems) < question.least:
         return ()
     ranked = _ranked(question, found, heading)
     chosen = sorted(i for worth, i in ranked[:most] if worth > 0)
@@ -523,7 +524,7 @@ def statements(question: AskedQuestion, chosen: Sequence[Sentence], most: int) -
         most: L.
     """
     ranked: list[tuple[float, int, int, _Part]] = []
-    read = [[part for token in sentence.tokens for part in _parts(question, token)] for sentence in chosen]
+    read = [_parts(question, sentence) for sentence in chosen]
     for row, (sentence, parts) in enumerate(zip(chosen, read, strict=True)):
         expected = question.expects(sentence.text)
         anchors = [i for i, part in enumerate(parts) if part.asked and question.repeats(part.token)]
@@ -541,8 +542,14 @@ def statements(question: AskedQuestion, chosen: Sequence[Sentence], most: int) -
     return frozenset(said)
 
 
-def _parts(question: AskedQuestion, token: Token) -> list[_Part]:
-    """A token, or its pieces in a script without spaces."""
+def _parts(question: AskedQuestion, sentence: Sentence) -> list[_Part]:
+    """The tokens of a sentence, or their pieces in a script without spaces."""
+    if not is_spaceless(sentence.text):
+        return [_Part(token, question.asks(token)) for token in sentence.tokens]
+    return [part for token in sentence.tokens for part in _parts_of_token(question, token)]
+
+
+def _parts_of_token(question: AskedQuestion, token: Token) -> list[_Part]:
     if not is_spaceless(token.written):
         return [_Part(token, question.asks(token))]
     parts = list[_Part]()
