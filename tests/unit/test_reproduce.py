@@ -467,6 +467,12 @@ def test_open_questions_are_judged_by_their_relevant_documents(run):
     assert rows["SQuAD, no guard, here"]["EM@5"].value <= rows["SQuAD, no guard, here"]["R@5"].value
 
 
+def test_a_language_model_answers_with_more_than_five_passages_only_if_asked(data):
+    of_a_model = partial(Setting, data, reader="model.gguf")
+    found = [utility.sizes(setting) for setting in (Setting(data), of_a_model(), of_a_model(passages=20))]
+    assert found == [[5, 20, 100], [5], [5, 20]]
+
+
 def test_all_relevant_documents_of_a_question_count(tmp_path):
     write_qrels(tmp_path / "qrels.tsv", [("q1", "a"), ("q2", "b"), ("q1", "c")])
     assert laboratory.relevant_documents(tmp_path / "qrels.tsv") == {"q1": {"a", "c"}, "q2": {"b"}}

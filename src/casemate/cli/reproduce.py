@@ -31,6 +31,9 @@ def reproduce(
         str, typer.Option(help="Language model that answers: GGUF file or folder. Default: simulated, or offline pair.")
     ] = "",
     draft: Annotated[str, typer.Option(help="ragfort-table2, 3: a smaller model with the reader's vocabulary.")] = "",
+    passages: Annotated[
+        int, typer.Option(min=5, help="mirabel-table3 with a reader: up to 5, 20 or 100 passages per answer.")
+    ] = 5,
     full: Annotated[bool, typer.Option("--full", help="All 1,000 members and non-members, as in the paper.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -40,7 +43,8 @@ def reproduce(
         return
     experiments.require(name)  # before the data is searched
     sizes = (FULL, FULL) if full else (members, nonmembers)
-    setting = Setting(experiments.data_folder(data), folder, *sizes, reader=reader, draft=draft)
+    found = experiments.data_folder(data)
+    setting = Setting(found, folder, *sizes, reader=reader, draft=draft, passages=passages)
     began = time.monotonic()
     with interruptible("interrupted; finished work is kept; run the same command again to resume"):
         result = asyncio.run(experiments.reproduce(name, setting, show_progress))

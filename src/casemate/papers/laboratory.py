@@ -78,6 +78,7 @@ class Setting:
         reader: The language model that answers: a GGUF file, or a model's folder. Empty: the simulated reader, or the
             offline pair.
         draft: The cascade's draft, a smaller model with the vocabulary of the reader.
+        passages: Passages per answer of a language model in Mirabel's table 3, at most.
     """
 
     data: Path
@@ -87,6 +88,7 @@ class Setting:
     seed: int = 7
     reader: str = ""
     draft: str = ""
+    passages: int = 5
 
     def require(self, *names: str) -> None:
         """Checks that files of the data exist.

@@ -48,7 +48,7 @@ DIFFERS = (
 SIMULATED = "It answers in sentences of the context only, so EM cannot exceed R. "
 """A remark that applies to the simulated reader."""
 PAPER_READER = "The paper uses Llama-3.1-8B, which knows many answers without retrieval."
-ONE_SIZE = "A given language model answers with five passages only, because more take hours on a CPU."
+FEWER_SIZES = "A given language model answers with up to {} passages. More take hours on a CPU (--passages)."
 REMARKS = (
     "EM@k is the share of answers that contain a correct answer. R@k is the share of questions for which one of the k "
     "passages contains it. For open questions, a passage must be relevant instead.",
@@ -88,7 +88,8 @@ async def table3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     title = "Table 3: exact match and answer recall of benign questions"
     reader = f"{reader_note(setting.reader)} {'' if setting.reader else SIMULATED}{PAPER_READER}"
     facts = _facts(ground, len(items), len(log))
-    differs = (*DIFFERS, reader, *([ONE_SIZE] if setting.reader else []))
+    limited = len(sizes(setting)) < len(SIZES)
+    differs = (*DIFFERS, reader, *([FEWER_SIZES.format(setting.passages)] if limited else []))
     return Result(title, columns, tuple(rows), differs, REMARKS, facts)
 
 
@@ -106,7 +107,7 @@ async def _open_questions(setting: Setting, steps: Steps, opened: ExitStack) -> 
 async def _rows(data: str, ground: Bench, log: Sequence[str], items: Sequence[Item], steps: Steps) -> list[Row]:
     """One row per system."""
     cells: dict[str, dict[str, Cell]] = {}
-    for k in SIZES[:1] if ground.setting.reader else SIZES:
+    for k in sizes(ground.setting):
         targets: dict[str, Target] = {BARE: ground.rag, **ground.guards(await ground.calibrated(log, k, steps))}
         with steps(f"asking {data}, k = {k}", len(items) * len(targets)) as count:
             for name, target in targets.items():
@@ -116,6 +117,11 @@ async def _rows(data: str, ground: Bench, log: Sequence[str], items: Sequence[It
                 row |= {} if name == BARE else {f"flagged@{k}": share([one.flagged for one in served])}
                 cells.setdefault(name, {}).update(row)
     return [Row("harmless", f"{data}, {name}, here", measured) for name, measured in cells.items()]
+
+
+def sizes(setting: Setting) -> list[int]:
+    """The numbers of passages per answer that are measured."""
+    return [k for k in SIZES if k <= setting.passages or not setting.reader]
 
 
 async def _served(target: Target, k: int, count: Progress, item: Item) -> Served:
