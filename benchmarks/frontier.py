@@ -1,7 +1,7 @@
 """Trade-off of re-indexing and client limits: topic separation against loss of recall.
 
-``python -m benchmarks.frontier [folder] [questions] [corpus ...] [only=setting]``: three corpora, all crawlers, one
-client each. Results of other corpora and settings with the same number of questions are kept.
+``python -m benchmarks.frontier [folder] [questions] [corpus ...]``: three corpora, all crawlers, one client each. An
+interrupted run can be resumed with the same code.
 
 Cost: loss of known-item recall at 5 for benign clients with 30 questions each. Benefit: reduction of the crawlers'
 coverage (share of chunks shown) and CRR (of whole replies and of items). ``full``: full strength, even if the
@@ -17,7 +17,7 @@ import asyncio
 import importlib
 import importlib.util
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -27,7 +27,7 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks import SEED, before, save
+from benchmarks import SEED, before, code_digest, save
 from benchmarks.crawl import CORPORA, CRAWLERS, IndexedCorpus, K, make_attack
 from benchmarks.kept import span
 from casemate.backends.embedders.minilm import PACKAGE, MiniLM
@@ -42,7 +42,7 @@ from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.reindexing.fitting import ReindexSettings, fit
 from casemate.reindexing.lora import DEFAULT_TRAINING as LORA
-from casemate.reindexing.registry import ReindexRegistry
+from casemate.reindexing.registry import Reindexing, ReindexRegistry
 from casemate.reindexing.space import Adapter
 from casemate.reindexing.supcon import TrainSettings
 from casemate.runtime.cached_embedder import CachedEmbedder
@@ -73,20 +73,16 @@ ASKED, SESSION = 600, 30
 
 
 def main() -> None:
-    """Measures the points of the trade-off."""
+    """Measures the points of the trade-off. Each is saved when it is finished, and skipped if it has a result."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/casemate-crawl")
     questions = int(sys.argv[2]) if len(sys.argv) > 2 else 300
-    only = {a.removeprefix("only=") for a in sys.argv[3:] if a.startswith("only=")}
     embedder = Trainable(MiniLM(threads=1), megabytes=1500)
-    sizes = {"questions": questions, "k": K, "asked": ASKED}
-    results = before("frontier", sizes)
-    for name in [a for a in sys.argv[3:] if not a.startswith("only=")] or CORPORA:
+    results = before("frontier", {"questions": questions, "k": K, "asked": ASKED, "code": code_digest()})
+    for name in sys.argv[3:] or CORPORA:
         collection = IndexedCorpus(name, folder, embedder)
-        held = results["corpora"].get(name, {}).get("points", {}) if only else {}
+        found = results["corpora"].setdefault(name, {"chunks": len(collection.documents), "points": {}})
         with closing(collection.ledger), closing(collection.index):
-            measure_crawl = asyncio.run(_corpus(collection, folder / f"{name}-shelves", questions, only))
-        results["corpora"][name] = measure_crawl | {"points": held | measure_crawl["points"]}
-        save("frontier", results)
+            asyncio.run(_corpus(collection, folder / f"{name}-shelves", questions, found["points"], results))
 
 
 class Trainable(CachedEmbedder):
@@ -107,37 +103,45 @@ class Trainable(CachedEmbedder):
         return CachedEmbedder(self._model.with_adapter(adapter))
 
 
-async def _corpus(collection: IndexedCorpus, folder: Path, questions: int, only: Collection[str]) -> dict[str, Any]:
+async def _corpus(
+    collection: IndexedCorpus, folder: Path, questions: int, points: dict[str, Any], results: dict[str, Any]
+) -> None:
+    """Adds the missing points of a corpus."""
     rng = np.random.default_rng(SEED + 2)
-    about = [
-        collection.documents[i]
-        for i in rng.choice(len(collection.documents), min(ASKED, len(collection.documents)), False)
-    ]
+    drawn = rng.choice(len(collection.documents), min(ASKED, len(collection.documents)), False)
+    about = [collection.documents[i] for i in drawn]
     asked = [(span(d.text, rng), d.id) for d in about]
     off = await _recalled(collection.rag, asked)
-    points = {} if only else {"off": await _point(collection, "off", [], asked, off, questions)}
+
+    async def add(label: str, defenses: Sequence[Defense], **facts: Any) -> None:
+        points[label] = await _point(collection, label, defenses, asked, off, questions) | facts
+        save("frontier", results)
+
+    if "off" not in points:
+        await add("off", [])
     for name, settings in READINGS.items():
-        if only and name not in only:
+        if f"{name}, full" in points or ("UMAP" in name and not importlib.util.find_spec("umap")):
             continue
-        if "UMAP" in name and not importlib.util.find_spec("umap"):
-            continue
-        with mock.patch.object(clustering, "principal", _umap) if "UMAP" in name else nullcontext():
-            learnt = fit(collection.index, collection.embedder, replace(settings, checkpoint=folder / f"{name}.pt"))
+        learnt = _learnt(collection, name, replace(settings, checkpoint=folder / f"{name}.pt"))
         found = {"as accepted": learnt} if learnt.accepted and learnt.strength < 1 else {}
         for label, version in (found | {"full": replace(learnt, strength=1.0, accepted=True, version=0)}).items():
             shelf = folder / f"{name}, {label}".replace(" ", "-")
             ReindexRegistry(shelf, "default").write(version)
             defense = Reindex(mode=version.mode, folder=shelf, embedder=collection.embedder, index=collection.index)
-            points[f"{name}, {label}"] = await _point(collection, f"{name}, {label}", [defense], asked, off, questions)
-            points[f"{name}, {label}"] |= {"strength": version.strength, "accepted": learnt.accepted, "why": learnt.why}
+            facts = {"strength": version.strength, "accepted": learnt.accepted, "why": learnt.why}
             if learnt.adapter:
-                points[f"{name}, {label}"] |= {
-                    n: learnt.report[n] for n in ("silhouette", "step", "steps", "megabytes")
-                }
-    for name, options in ({} if only else LIMITS).items():
-        limit = CrawlLimit(**options, folder=folder / "adapter,-full")
-        points[f"limit, {name}"] = await _point(collection, f"limit, {name}", [limit], asked, off, questions)
-    return {"chunks": len(collection.documents), "points": points}
+                facts |= {n: learnt.report[n] for n in ("silhouette", "step", "steps", "megabytes")}
+            await add(f"{name}, {label}", [defense], **facts)
+    for name, options in LIMITS.items():
+        if f"limit, {name}" not in points:
+            await add(f"limit, {name}", [CrawlLimit(**options, folder=folder / "adapter,-full")])
+
+
+def _learnt(collection: IndexedCorpus, name: str, settings: ReindexSettings) -> Reindexing:
+    """The re-indexing of a setting, with UMAP in place of principal components if its name says so."""
+    projection = mock.patch.object(clustering, clustering.principal_components.__name__, _umap)
+    with projection if "UMAP" in name else nullcontext():
+        return fit(collection.index, collection.embedder, settings)
 
 
 def _umap(E: np.ndarray, _: int) -> np.ndarray:

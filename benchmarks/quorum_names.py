@@ -167,7 +167,7 @@ def _measured(documents: list[Document], vectors: Vector, asked: list[Asked], em
         for key, text in question.spellings.items():
             counts[key, "of"] += 1
             counts[key, "depend"] += _depends(text, worlds)
-            with mock.patch.object(Subject, "is_missing", return_value=False):
+            with mock.patch.object(Subject, Subject.is_missing.__name__, return_value=False):
                 counts[key, "without the rule"] += _depends(text, worlds)
     return {key: _rates(counts, key) for key, kind in list(counts) if kind == "of"}
 
