@@ -42,8 +42,8 @@ from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
 from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.reindexing.fitting import ReindexSettings, fit
 from casemate.reindexing.lora import DEFAULT_TRAINING as LORA
-from casemate.reindexing.registry import Reindexing, ReindexRegistry
-from casemate.reindexing.space import Adapter
+from casemate.reindexing.registry import ReindexRegistry
+from casemate.reindexing.space import Adapter, Reindexing
 from casemate.reindexing.supcon import TrainSettings
 from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.types import Query
