@@ -73,7 +73,6 @@ def examine_configuration(path: Path | None) -> Finding:
 
 
 def _plug_ins(config: Config) -> Iterator[tuple[str, PluginSpec]]:
-    """The configured plug-ins with their roles."""
     rag, redteam, monitor = config.rag, config.redteam, config.monitor
     yield from (("embedder", rag.embedder), ("index", rag.index), ("generator", rag.generator))
     yield from (("defense", spec) for spec in config.guard.defenses)

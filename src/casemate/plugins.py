@@ -233,7 +233,6 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 @cache
 def _registered(find: Callable[..., Iterable[EntryPoint]], role: str) -> tuple[EntryPoint, ...]:
-    """The entry points of a role."""
     return tuple(find(group=f"casemate.{role}"))
 
 

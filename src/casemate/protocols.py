@@ -445,7 +445,11 @@ class Target(Protocol):
     """A system that answers: an unprotected ``Rag``, a ``Guard``, a remote endpoint."""
 
     async def ask(self, query: Query) -> Answer:
-        """Answers a query."""
+        """Answers a query.
+
+        Raises:
+            BackendError: If the system cannot be reached, fails, times out, or returns no answer.
+        """
 
     async def stream(self, query: Query) -> AsyncIterator[str]:
         """Streams the answer to a query. By default, the whole answer is one chunk."""

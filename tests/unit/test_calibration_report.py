@@ -27,7 +27,7 @@ from casemate.reports.calibration_report import (
     merged,
     render_html,
 )
-from casemate.reports.svg import AREA
+from casemate.reports.svg import AREA_BOTTOM, AREA_LEFT, AREA_TOP, RIGHT
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 from tests.fakes import BagOfWords, Parrot, documents
@@ -267,7 +267,7 @@ def test_a_recall_panel_has_a_logarithmic_axis_and_the_right_heights():
     view = CalibrationView(calibration(), 0.01)
     svg = next(str(image) for name, _, image in view.panels() if name == "menta")
     question = points(svg, "question")
-    shares = [(AREA.bottom - y) / (AREA.bottom - AREA.top) for _, y in question]
+    shares = [(AREA_BOTTOM - y) / (AREA_BOTTOM - AREA_TOP) for _, y in question]
     assert shares == pytest.approx([0.3, 0.4, 0.6, 0.7, 0.8, 0.9], abs=0.001)
     steps = np.diff([x for x, _ in question]) / np.diff(np.log(RATES))
     assert steps == pytest.approx(np.full(5, steps[0]), abs=0.2)
@@ -276,7 +276,7 @@ def test_a_recall_panel_has_a_logarithmic_axis_and_the_right_heights():
     low, high = (float(v) for v in re.search(r'class="error question"[^>]+y1="([\d.]+)" y2="([\d.]+)"', svg).groups())
     interval = TABLE["menta"]["0.002"]["question"]
     assert [low, high] == pytest.approx(
-        [AREA.bottom - v * (AREA.bottom - AREA.top) for v in (interval.low, interval.high)], abs=0.1
+        [AREA_BOTTOM - v * (AREA_BOTTOM - AREA_TOP) for v in (interval.low, interval.high)], abs=0.1
     )
 
 
@@ -286,7 +286,7 @@ def test_a_significance_outside_the_rates_is_inside_the_chart(significance):
     svg = next(str(image) for name, _, image in view.panels() if name == "menta")
     now = float(re.search(r'class="chosen" x1="([\d.]+)"', svg)[1])
     xs = [x for x, _ in points(svg, "question")]
-    assert AREA.left < now < AREA.right
+    assert AREA_LEFT < now < RIGHT
     assert now < min(xs) if significance < RATES[0] else now > max(xs)
 
 

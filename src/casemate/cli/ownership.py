@@ -99,7 +99,6 @@ def prove_command(
 
 
 def _conclude(result: OwnershipResult, asked: int, level: float, as_json: bool) -> NoReturn:
-    """Prints the result, and exits with its code."""
     print_json(result._asdict()) if as_json else _show_ownership(result, asked, level)
     if result.p_value <= level:
         raise typer.Exit(Code.FAILED)

@@ -287,7 +287,6 @@ def _questions(settings: Config, file: Path | None) -> list[str]:
 
 
 def _finish(result: CampaignResult, page: str, as_json: bool) -> NoReturn:
-    """Prints the result of a campaign and exits with its code."""
     print_json(result.summary()) if as_json else _print(result, page)
     raise typer.Exit(EXIT_CODES[result.status])
 

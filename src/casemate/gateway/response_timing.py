@@ -127,7 +127,6 @@ class PacedGenerator(Generator):
     span: Callable[[], AbstractContextManager[None]] = nullcontext
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
-        """Streams the answer."""
         await self.pace()
         start = time.monotonic()
         with self.span():

@@ -350,7 +350,6 @@ class Guard:
             return Outcome(value, self._failure(defense, error))
 
     async def _defend_answer(self, query: Query, answer: Answer) -> Answer:
-        """Runs ``on_answer`` of every defense on the finished answer."""
         for defense in self.defenses:
             try:
                 with self._timed(_name(defense)):

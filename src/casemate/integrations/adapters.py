@@ -29,7 +29,6 @@ class FrameworkCollection(VectorCollection):
     dim: int = 0
 
     def open(self) -> int:
-        """See ``VectorCollection.open``."""
         return self.dim
 
     def scan(self, after: str = "") -> Iterator[CollectionPage]:

@@ -37,20 +37,16 @@ class HaystackCollection(FrameworkCollection):
         self._unfiltered.filters = None
 
     def count(self) -> int:
-        """See ``VectorCollection.count``."""
         return int(self.retriever.document_store.count_documents())
 
     def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
-        """See ``FrameworkCollection.rows``."""
         yield from self._held(self.retriever.document_store.filter_documents())
 
     def stored(self, ids: Sequence[str]) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
-        """See ``FrameworkCollection.stored``."""
         wanted = {"field": "id", "operator": "in", "value": list(ids)}
         return self._held(self.retriever.document_store.filter_documents(wanted))
 
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
-        """See ``FrameworkCollection.search_store``."""
         retriever = self._unfiltered if options.pop("whole", True) else self.retriever
         found = retriever.run(query_embedding=vector, top_k=k, **options, **self._vectors)["documents"]
         return [self.row(document) for document in found]

@@ -66,7 +66,6 @@ class LangChainCollection(FrameworkCollection):
         return source if number is None else f"{source}#{number}"
 
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
-        """See ``FrameworkCollection.search_store``."""
         for name in WITH_SCORE:
             if hasattr(self.store, name):
                 return [self.row(d, float(s)) for d, s in getattr(self.store, name)(vector, k=k, **options)]
@@ -282,16 +281,13 @@ class AttachedStore(LangChainCollection):
             )
 
     def count(self) -> int:
-        """See ``VectorCollection.count``."""
         return self._collection.count()
 
     def rows(self) -> Iterator[tuple[FrameworkDocument, Any]]:
-        """See ``FrameworkCollection.rows``."""
         for page in self._collection.scan():
             yield from self._held(page)
 
     def stored(self, ids: Sequence[str]) -> Iterable[tuple[FrameworkDocument, Any]]:
-        """See ``FrameworkCollection.stored``."""
         return self._held(self._collection.find(ids))
 
     def close(self) -> None:
@@ -323,23 +319,19 @@ class CustomStore(LangChainCollection):
         self._embedder, self._vectors, self._cosine = embedder, vectors, cosine
 
     def count(self) -> int:
-        """See ``VectorCollection.count``."""
         return sum(1 for _ in self.rows())
 
     def rows(self) -> Iterator[tuple[FrameworkDocument, Sequence[float]]]:
-        """See ``FrameworkCollection.rows``."""
         if self._vectors is None:
             raise CapabilityError(f"{self.name} cannot be read through; give vectors=, or sync with 'casemate attach'")
         for document, vector in self._vectors():
             yield self.row(document), vector
 
     def search_store(self, vector: Any, k: int, options: dict[str, Any]) -> Sequence[FrameworkDocument]:
-        """See ``FrameworkCollection.search_store``."""
         found = super().search_store(vector, k, options)
         return [row._replace(cosine=None if row.score is None else self._cosine(row.score)) for row in found]
 
     def stored(self, ids: Sequence[str]) -> Iterable[tuple[FrameworkDocument, Vector]]:
-        """See ``FrameworkCollection.stored``."""
         found = [self.row(document) for document in self.store.get_by_ids(list(ids))]
         return zip(found, self._embedder.documents([row.text for row in found]), strict=True)
 

@@ -102,7 +102,6 @@ class _Obeying(Generator):
     inner: Generator
 
     def stream(self, prompt: Prompt) -> AsyncIterator[str]:
-        """The reply to that request."""
         return self.inner.stream(replace(prompt, question=COMMAND))
 
 

@@ -190,7 +190,6 @@ class CorpusSubset(Corpus):
         self._out = frozenset(out)
 
     def sources(self) -> Iterator[Source]:
-        """See ``Corpus.sources``."""
         return (source for source in super().sources() if source.name not in self._out)
 
 
@@ -228,7 +227,6 @@ async def nfcorpus(setting: Setting, steps: Steps, opened: ExitStack) -> Lab:
 
 
 def _published(setting: Setting) -> tuple[list[str], list[str]]:
-    """Members and non-members of the published split."""
     found = json.loads((setting.data / SPLIT).read_text(encoding="utf-8"))
     inside, outside = (list(map(str, found[key])) for key in ("mem_indices", "non_mem_indices"))
     return inside, outside

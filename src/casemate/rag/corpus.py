@@ -239,7 +239,6 @@ class Corpus:
             yield name, Source(name, digest, len(raw), partial(_parse_file, path, digest))
 
     def _records(self, name: str, path: str) -> Iterator[tuple[str, Source]]:
-        """Yields position and source of each record."""
         number = 0
         try:
             for number, line in enumerate(read_lines(path, self._limit, path.lower().endswith(".gz")), 1):

@@ -296,19 +296,8 @@ def extraction_chart(curves: Mapping[str, Sequence[Point]], budget: float, said:
 
 # calibration
 
-
-class _Area(NamedTuple):
-    """Plot area of the calibration charts, in pixels."""
-
-    width: float = 320.0
-    height: float = 196.0
-    left: float = 50.0
-    right: float = 308.0
-    top: float = 10.0
-    bottom: float = 154.0
-
-
-AREA = _Area()
+AREA_HEIGHT, AREA_LEFT, AREA_TOP, AREA_BOTTOM = 196.0, 50.0, 10.0, 154.0
+"""Height of the calibration charts, and edges of their plot area, in pixels; width and right edge as above."""
 MAX_BINS = 36
 
 
@@ -326,22 +315,22 @@ def recall_panel(
     ``missing`` there are too few questions for a threshold.
     """
     told = (f"at {100 * r:g} %: {measured(share, True)} of questions" for r, share in recall["question"].items())
-    image = Drawing((AREA.width, AREA.height), f"{name}: share withheld", description="; ".join(told), key=key)
+    image = Drawing((WIDTH, AREA_HEIGHT), f"{name}: share withheld", description="; ".join(told), key=key)
     ends = [math.log10(r) for r in (*ticks, current)]
-    x = LinearScale(min(ends), max(ends), AREA.left + 14, AREA.right - 10)
-    y = LinearScale(0.0, 1.0, AREA.bottom, AREA.top)
+    x = LinearScale(min(ends), max(ends), AREA_LEFT + 14, RIGHT - 10)
+    y = LinearScale(0.0, 1.0, AREA_BOTTOM, AREA_TOP)
     for v in (0.0, 0.5, 1.0):
-        image.line("grid", AREA.left, y(v), AREA.right, y(v))
-        image.text(percent(v), AREA.left - 6, y(v) + 4, "end")
+        image.line("grid", AREA_LEFT, y(v), RIGHT, y(v))
+        image.text(percent(v), AREA_LEFT - 6, y(v) + 4, "end")
     for r in ticks:
-        image.text(f"{100 * r:g}", x(math.log10(r)), AREA.bottom + 16)
-    image.text("% of benign questions flagged", (AREA.left + AREA.right) / 2, AREA.bottom + 34)
+        image.text(f"{100 * r:g}", x(math.log10(r)), AREA_BOTTOM + 16)
+    image.text("% of benign questions flagged", (AREA_LEFT + RIGHT) / 2, AREA_BOTTOM + 34)
     if missing is not None:
         edge = x(math.log10(missing * min(recall["question"])) / 2)
-        image.rect("missing", AREA.left, AREA.top, edge - AREA.left, AREA.bottom - AREA.top)
-        image.text("too few questions", (AREA.left + edge) / 2 + 4, (AREA.top + AREA.bottom) / 2, angle=-90)
+        image.rect("missing", AREA_LEFT, AREA_TOP, edge - AREA_LEFT, AREA_BOTTOM - AREA_TOP)
+        image.text("too few questions", (AREA_LEFT + edge) / 2 + 4, (AREA_TOP + AREA_BOTTOM) / 2, angle=-90)
     now = x(math.log10(current))
-    image.line("chosen", now, AREA.top, now, AREA.bottom)
+    image.line("chosen", now, AREA_TOP, now, AREA_BOTTOM)
     for by, aside in (("document", 2.5), ("question", -2.5)):  # beside each other, so that whiskers do not overlap
         points = [(x(math.log10(r)) + aside, share) for r, share in recall[by].items()]
         for a, share in points:
@@ -367,26 +356,26 @@ def recall_legend(by: str) -> Drawing:
 
 def threshold_histogram(scores: Float64, threshold: float, said: str, key: str) -> Drawing:
     """Scores of benign questions, (n,), n > 0, with those above the threshold, which may be infinite, set apart."""
-    image = Drawing((AREA.width, AREA.height), "Scores of benign questions", description=said, key=key)
+    image = Drawing((WIDTH, AREA_HEIGHT), "Scores of benign questions", description=said, key=key)
     edges = _bins(float(scores.min()), float(scores.max()), threshold)
     counts = np.histogram(-scores, -edges[::-1])[0][::-1]  # a score on the threshold is not above it
-    x = LinearScale(float(edges[0]), float(edges[-1]), AREA.left, AREA.right)
-    y = LinearScale(0.0, float(counts.max()), AREA.bottom, AREA.top + 22)
+    x = LinearScale(float(edges[0]), float(edges[-1]), AREA_LEFT, RIGHT)
+    y = LinearScale(0.0, float(counts.max()), AREA_BOTTOM, AREA_TOP + 22)
     cut = int(np.searchsorted(edges, threshold))
     image.path("bar", _separate_bars(edges[: cut + 1], counts[:cut], x, y))
     image.path("bar flagged", _separate_bars(edges[cut:], counts[cut:], x, y))
-    image.line("axis", AREA.left, AREA.bottom, AREA.right, AREA.bottom)
-    image.text(str(counts.max()), AREA.left - 6, y(y.high) + 4, "end")
-    image.text(minus(f"{x.low:.1f}"), x.start, AREA.bottom + 16, "start")
-    image.text(minus(f"{x.high:.1f}"), x.end, AREA.bottom + 16, "end")
-    image.text("score: 0 is average, higher is closer", (AREA.left + AREA.right) / 2, AREA.bottom + 34)
-    image.text("questions", 14.0, (AREA.top + AREA.bottom) / 2, angle=-90)
+    image.line("axis", AREA_LEFT, AREA_BOTTOM, RIGHT, AREA_BOTTOM)
+    image.text(str(counts.max()), AREA_LEFT - 6, y(y.high) + 4, "end")
+    image.text(minus(f"{x.low:.1f}"), x.start, AREA_BOTTOM + 16, "start")
+    image.text(minus(f"{x.high:.1f}"), x.end, AREA_BOTTOM + 16, "end")
+    image.text("score: 0 is average, higher is closer", (AREA_LEFT + RIGHT) / 2, AREA_BOTTOM + 34)
+    image.text("questions", 14.0, (AREA_TOP + AREA_BOTTOM) / 2, angle=-90)
     if math.isfinite(threshold):
         at = x(threshold)
-        image.line("chosen", at, AREA.top + 4, at, AREA.bottom)
-        on_left = at < (AREA.left + AREA.right) / 2
+        image.line("chosen", at, AREA_TOP + 4, at, AREA_BOTTOM)
+        on_left = at < (AREA_LEFT + RIGHT) / 2
         label = minus(f"threshold {threshold:.2f}")
-        image.text(label, at + 6 if on_left else at - 6, AREA.top + 12, "start" if on_left else "end", "strong")
+        image.text(label, at + 6 if on_left else at - 6, AREA_TOP + 12, "start" if on_left else "end", "strong")
     return image
 
 

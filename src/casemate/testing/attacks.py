@@ -36,7 +36,6 @@ class ScriptedBox(BlackBox):
         self.questions: list[str] = []
 
     async def ask(self, text: str) -> Reply:
-        """Answers one question."""
         if len(self.questions) >= self.budget:
             raise BudgetExhausted("the budget of the check is spent")
         self.questions.append(text)

@@ -100,7 +100,6 @@ def languages_of(text: str) -> frozenset[str]:
 
 
 def _counts(text: str) -> Counter[str]:
-    """The number of function words of each language."""
     read = text[:_READ]
     found = find_words(read)
     found[:1] = map(str.lower, found[:1])

@@ -84,6 +84,5 @@ class TfIdf:
         return found
 
     def _postings(self, column: int) -> list[int]:
-        """Rows that contain a word."""
         found: list[int] = self._by_column[self._column_starts[column] : self._column_starts[column + 1]].tolist()
         return found

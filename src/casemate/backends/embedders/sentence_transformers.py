@@ -75,7 +75,6 @@ class SentenceTransformers(Embedder):
 
     @property
     def dim(self) -> int:
-        """Dimensions of the vectors."""
         return self._dim
 
     @property
@@ -99,7 +98,6 @@ class SentenceTransformers(Embedder):
         return out
 
     def spans(self, text: str) -> Sequence[tuple[int, int]]:
-        """Start and end character of each token."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
 
     def vocabulary(self) -> Sequence[str]:

@@ -87,11 +87,6 @@ class HttpTarget(Target):
         return self._http.requests
 
     async def ask(self, query: Query) -> Answer:
-        """Answers one query.
-
-        Raises:
-            BackendError: If the endpoint cannot be reached, or its response has no answer.
-        """
         url = _PLACEHOLDER.sub(lambda m: _url_quoted(query, m[1]), self.url)
         body = None if self._body is None else json.dumps(_fill(self._body, query)).encode()
         headers = {"accept": "application/json", "content-type": "application/json"}

@@ -81,11 +81,6 @@ class LangChainRunnable(Target):
         return self._calls.requests
 
     async def ask(self, query: Query) -> Answer:
-        """Answers one query.
-
-        Raises:
-            BackendError: If the runnable raises, times out, or returns no answer.
-        """
         session = {"thread_id": query.client, "session_id": query.client}
         config = {"configurable": session} if self.sessions else None
         value_in = self._input(query.text)

@@ -64,11 +64,6 @@ class PythonTarget(Target):
         return self._calls.requests
 
     async def ask(self, query: Query) -> Answer:
-        """Answers one query.
-
-        Raises:
-            BackendError: If the function raises, times out, or returns no answer.
-        """
         extra = {name: getattr(query, name) for name in self._parameters}
         value = await self._calls.call(partial(self._function, query.text, **extra), self._async)
         try:

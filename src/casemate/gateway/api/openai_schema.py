@@ -141,7 +141,6 @@ class ChatRequest(RequestBody):
 
     @property
     def turns(self) -> Sequence[tuple[str, str]]:
-        """See ``RequestBody``."""
         return [(message.role, message.text) for message in self.messages]
 
     @property

@@ -61,7 +61,6 @@ class ResponsesRequest(RequestBody):
 
     @property
     def turns(self) -> Sequence[tuple[str, str]]:
-        """See ``RequestBody``."""
         if isinstance(self.input, str):
             return [("user", self.input)]
         return [(message.role, message.text) for message in self.input]

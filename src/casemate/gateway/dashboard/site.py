@@ -242,7 +242,6 @@ def _cookie_notes(http: Request) -> list[tuple[str, str]]:
 
 
 async def _login(http: Request) -> Response:
-    """Shows the login form, and handles it."""
     _set_route(http, "/login")
     if http.method != "POST":
         return RedirectResponse(f"{ROOT}/", 303) if await _session(http) else _login_form(http)

@@ -49,7 +49,6 @@ class MemoryTools(GuardedTools):
             )
 
     async def descriptions(self, key: ApiKey) -> Sequence[ToolDescription]:
-        """See ``ToolSet``."""
         text = {"type": "string", "description": "What to remember, as a text that is clear on its own."}
         return (
             *await super().descriptions(key),
@@ -70,7 +69,6 @@ class MemoryTools(GuardedTools):
         )
 
     async def call(self, context: RequestContext, key: ApiKey, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """See ``ToolSet``."""
         if name not in (REMEMBER, FORGET):
             return await super().call(context, key, name, arguments)
         find_tool(await self.descriptions(key), name)

@@ -128,7 +128,6 @@ class GuardedTools(ToolSet):
         return (ask, search) if may_search(key) else (ask,)
 
     async def call(self, context: RequestContext, key: ApiKey, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """See ``ToolSet``."""
         tool = find_tool(await self.descriptions(key), name)
         question = text_argument(arguments, QUESTION, required=not tool.finds)
         query = self.query(context, key, text_argument(arguments, "query") if tool.finds else question, question)

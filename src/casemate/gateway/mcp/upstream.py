@@ -162,7 +162,6 @@ class UpstreamTools(ToolSet):
         return [tool.description for tool in self._tools.values()] if may_search(key) else ()
 
     async def call(self, context: RequestContext, key: ApiKey, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """See ``ToolSet``."""
         tool, app = self._tools[name], self.gateway.app
         if not arguments.keys() <= tool.description.arguments["properties"].keys():
             raise ApiError(400, "an argument is not one of the tool's", "invalid_value")

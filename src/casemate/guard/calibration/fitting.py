@@ -76,8 +76,6 @@ class CalibrationSettings:
 
 
 class _RetrievedQuestion(NamedTuple):
-    """A question with its hits."""
-
     attack: str  # empty for a benign question
     source: str
     text: str
@@ -195,8 +193,6 @@ def whole_documents(index: Index, tenant: str, count: int, seed: int) -> list[Do
 
 
 class _Fitter:
-    """The steps of a calibration."""
-
     def __init__(self, defense: CalibratedDefense, rag: Rag, settings: CalibrationSettings) -> None:
         self.defense, self.rag, self.settings = defense, rag, settings
         self.progress: Progress = lambda count: None

@@ -127,10 +127,6 @@ class CanaryToken(Defense):
         token = self._tokens.token(request.query.id, document.id)
         return replace(document, text=insert_token(document.text, token, self.spacing, self.lead))
 
-    def _append(self, request: _MarkedRequest, verdict: Verdict) -> None:
-        """Appends the verdict to the verdict log; it is known only when the answer ends."""
-        append(self.store, request.query, verdict)
-
 
 @dataclass(frozen=True, slots=True)
 class _MarkedRequest:
@@ -183,7 +179,7 @@ class _WatermarkedGenerator(Generator):
                 oracle.cancel()
                 await asyncio.wait([oracle])
             if context:
-                self.defense._append(request, request.verdict(watermark_filter, outcome))
+                append(self.defense.store, request.query, request.verdict(watermark_filter, outcome))
 
     async def _oracle(self, prompt: Prompt, detector: WatermarkDetector) -> str:
         """The second path: whether the model, after the same question, gives a token on request."""

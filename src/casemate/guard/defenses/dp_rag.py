@@ -156,7 +156,6 @@ class DPRAG(Defense):
         return np.random.default_rng([self.seed, *text.encode("utf-8", "surrogatepass")])
 
     def _append(self, prompt: Prompt, figures: dict[str, Any]) -> None:
-        """Appends the costs of an answer to the event store."""
         options = {"mode": "token", "epsilon": self.epsilon, "delta": self.delta}
         generation_costs.append(self.store, NAME, prompt.request, options | figures)
 

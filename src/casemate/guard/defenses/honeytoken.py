@@ -140,7 +140,6 @@ class HoneyToken(Defense):
         return Verdict(NAME, score > threshold, action, score, threshold, hidden, evidence)
 
     def _append(self, request: str, verdict: Verdict) -> None:
-        """Appends a verdict about an answer to the verdict log."""
         append(self.store, self._pending.get(request) or Query("", client="", tenant="", id=request), verdict)
 
 

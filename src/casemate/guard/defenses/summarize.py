@@ -74,13 +74,10 @@ class Summarize(Defense):
 
 @dataclass(frozen=True, slots=True)
 class _SummarizingGenerator(Generator):
-    """A generator that reads summaries."""
-
     defense: Summarize
     generator: Generator
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
-        """Streams the answer."""
         written = await asyncio.gather(*(self.defense.summarize(prompt.question, d) for d in prompt.context))
         pairs = zip(prompt.context, written, strict=True)
         context = tuple(replace(document, text=text) for document, text in pairs if text)

@@ -128,7 +128,6 @@ class DeliveryQueue:
         return [self._record(u, DeliveryOutcome.EXPIRED, now, "", reason) for u in old]
 
     def _is_latest(self, update: Event) -> bool:
-        """Whether this is the latest change of an open alert."""
         alert = update.body["id"]
         return self._states[alert].open and update is self._updates[alert][-1]
 
@@ -149,7 +148,6 @@ class DeliveryQueue:
         return sorted(due, key=lambda updates: -highest_severity([*map(_severity, updates)]).rank)
 
     def _delivered_in_last_hour(self, now: datetime) -> list[datetime]:
-        """Delivery time of each notification of the last hour."""
         delivered = {
             a.notification: a.at
             for a in self._last.values()

@@ -32,8 +32,6 @@ CATEGORY: Mapping[str, str] = {
     INJECTION: "prompt_injection_resistance",
 }
 """Category of each kind of canary, as written to the file."""
-QUESTIONS = ("query", "baseline_query")
-"""Fields with a question."""
 MIN_RARITY, TRIGGERS_PER_KIND = 0.7, 4
 """Minimum rarity of a word in a name used as a trigger; triggers of each kind."""
 SENTINEL_TEMPLATES = (

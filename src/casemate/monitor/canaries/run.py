@@ -162,7 +162,6 @@ class CanaryRunner:
             raise _Unjudged(f"the answer could not be checked: {_reason(error)}") from error
 
     async def _in_time(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """Awaits a reply, within the timeout."""
         try:
             async with asyncio.timeout(self.timeout_s) as limit:
                 return await ask()

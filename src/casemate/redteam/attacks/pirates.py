@@ -194,6 +194,5 @@ def _penalty_distribution(old: Vector, anchors: Vector) -> Float64:
 
 
 def _mean_frequency(phrase: str, document_frequency: Counter[str]) -> float:
-    """Mean number of chunks with a word of the phrase."""
     bag = content_words(phrase)
     return sum(document_frequency[word] for word in bag) / max(len(bag), 1)

@@ -185,7 +185,6 @@ def build_external_targets(config: Config, *provided: Capability) -> ExternalTar
 
 
 def _parse_target(section: RedteamSection, text: str) -> PluginSpec:
-    """The target that a word on the command line means."""
     if text in (section.targets or {}) or text == OWN:
         return PluginSpec(use=text)
     if found := OPENAI_ADDRESS.search(text):

@@ -10,13 +10,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import Token
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from casemate.errors import BackendError, BudgetExhausted, QueryError
+from casemate.protocols import Target
 from casemate.redteam.lab.caching import PROMPT_COUNTS
 from casemate.redteam.lab.store import Exchange
 from casemate.runtime.retry import retry
-from casemate.types import DEFAULT_TENANT, Answer, Query, Reply
+from casemate.types import DEFAULT_TENANT, Query, Reply
 
 T = TypeVar("T")
 
@@ -54,13 +55,6 @@ class Budget:
             raise BudgetExhausted(f"all {self.total} questions of the campaign are asked; raise its budget")
 
 
-class SupportsAsk(Protocol):
-    """The part of a `Target` that a session uses."""
-
-    async def ask(self, query: Query) -> Answer:
-        """Answers one query."""
-
-
 @dataclass(frozen=True, slots=True)
 class MeteredBlackBox:
     """The `BlackBox` that an attack gets: it can ask, and nothing else."""
@@ -79,7 +73,7 @@ class TargetSession:
         truncated: Whether the campaign's budget ended this session before the attack did.
     """
 
-    target: SupportsAsk
+    target: Target
     client: Callable[[int], str]
     budget: Budget = field(default_factory=Budget)
     k: int = 5

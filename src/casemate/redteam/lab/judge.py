@@ -259,7 +259,6 @@ def _tpr(fitted: CrossFit, fpr: float) -> Estimate | None:
 
 
 def _models(attack: MembershipAttack) -> str:
-    """The models among the options of an attack, by name."""
     known: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(attack) if dataclasses.is_dataclass(attack) else ()
     names = []
     for part in (getattr(attack, option.name) for option in known):

@@ -22,7 +22,7 @@ from casemate.guard.units import unit_sources
 from casemate.maths import stats
 from casemate.maths.calibration import MAX_SIZE_RATIO
 from casemate.maths.moments import CorpusMoments
-from casemate.protocols import CalibratedDefense, Defense, Index, Progress
+from casemate.protocols import CalibratedDefense, Defense, Index, Progress, Target
 from casemate.redteam.lab.black_box import TargetSession
 from casemate.redteam.lab.datasets import IndexedSource, indexed_sources
 from casemate.redteam.lab.experiment import ExperimentPlan
@@ -143,7 +143,7 @@ def _refuse() -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
-class _ContextTarget:
+class _ContextTarget(Target):
     """A guard as a target that generates answers only if a defense acts on generation or on answers."""
 
     guard: Guard

@@ -91,7 +91,6 @@ class SqlEventStore(EventStore):
 
     @property
     def dropped(self) -> int:
-        """Events dropped because the database failed for too long."""
         return self._dropped
 
     def append(self, event: Event) -> None:

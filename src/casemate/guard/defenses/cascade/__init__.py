@@ -133,7 +133,6 @@ class Cascade(Defense):
         return CopyDetector(chunks, question, self.run, self.budget, self.share)
 
     def _append(self, prompt: Prompt, figures: dict[str, Any]) -> None:
-        """Appends the costs of an answer to the event store."""
         copied = [prompt.context[z].id for z in sorted(figures["copied"])]
         options = {"rule": self.rule, "view": self.reference_view}
         generation_costs.append(self.store, "cascade", prompt.request, options | figures | {"copied": copied})
