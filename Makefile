@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
+unexport PYTHONDONTWRITEBYTECODE  # without stored bytecode, each process compiles the package and all tests again
+
 .PHONY: install demo test test-all test-slow test-failed lint docs release bench bench-campaigns lock clean
 
 install: $(VENV)/.base  ## installs into .venv what the README uses

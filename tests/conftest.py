@@ -7,6 +7,7 @@ The marker ``smoke`` keeps it in the first tier.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,18 @@ SLOW_FIXTURES = {"milvus_url", "nfcorpus_index"}
 """Fixtures that take more than ten seconds."""
 SLOW_SERVERS = ("milvus",)
 """Servers that take more than ten seconds to start, by the beginning of the parameters of a test."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collects tests without garbage collection, and exempts their modules from it: it would take 0.8 s each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

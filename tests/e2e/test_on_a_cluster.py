@@ -9,7 +9,7 @@ import sqlite3
 import sys
 import time
 import uuid
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -47,6 +47,7 @@ pytestmark = [
 ]
 MARK = "CASEMATE_TEST_CLUSTER"
 STORE = 100 * 2**20
+START_S = 240  # on a busy machine
 BENIGN = [f"When is the pharmacy open on day {i}?" for i in range(12)]
 
 
@@ -83,15 +84,36 @@ def several():
     before = {name: os.environ.get(name) for name in own}
     os.environ |= own
     try:
-        made = Several()
-        try:
-            yield made
-        finally:
-            made.cluster.shutdown()
-            wait_for_none_of(os.environ[MARK])
+        with slow_starts():
+            made = Several()
+            try:
+                yield made
+            finally:
+                made.cluster.shutdown()
+                wait_for_none_of(os.environ[MARK])
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@contextmanager
+def slow_starts():
+    """Waits up to ``START_S`` for a node to start. Ray waits 30 seconds, and has no setting for it."""
+    from ray._private import services
+
+    get_node = services.get_node
+
+    def started(*words, **options):
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            with suppress(RuntimeError):  # not registered yet
+                return get_node(*words, **options)
+            time.sleep(0.1)
+        return get_node(*words, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(services, "get_node", started)
+        yield
 
 
 def wait_for_none_of(mark):

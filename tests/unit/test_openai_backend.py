@@ -29,12 +29,10 @@ PROMPT = Prompt(QUESTION, (Document("a", "Ann sued Bob.", title="Case 1"), Docum
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_collection() -> Iterator[None]:
-    """Freezes the objects of other modules, such as torch, so each test can afford a garbage collection."""
+def quick_collection() -> None:
+    """Freezes the objects of earlier tests, so each test can afford a garbage collection."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
