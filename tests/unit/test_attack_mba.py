@@ -12,7 +12,6 @@ from casemate.errors import ConfigError
 from casemate.maths import metrics
 from casemate.protocols import LanguageModel
 from casemate.redteam.attacks.mba import MBA, REQUEST, parse_mask_answers
-from casemate.redteam.request import TEXT
 from casemate.text.tokens import STOP_WORDS
 from casemate.types import Document, Probe, Reply, TokenScore
 from tests.fakes import WORDS, documents
@@ -40,7 +39,7 @@ def prepared(text, rng=0, study=(), **options):
 
 
 def masked(probe):
-    return probe.questions[0].removesuffix(REQUEST.removeprefix(TEXT)).rstrip()
+    return probe.questions[0].removesuffix(REQUEST.removeprefix("{text}")).rstrip()
 
 
 def restored(probe):
