@@ -85,14 +85,14 @@ def _forms(given: argparse.Namespace) -> None:
 def _requests(given: argparse.Namespace) -> None:
     """First the prompts on the corpus of the fit, then those of the chosen requests on the sample, then the figures."""
     fitting, testing = (given.work / name for name in ("fit", "test"))
-    _write(given.work / "prompts_fit.jsonl.gz", requests.prompts(requests.FITTED_ON, fitting, requests.FIT_EACH))
+    _write(given.work / "prompts_fit.jsonl.gz", requests.fit_prompts(fitting))
     found = {}
     for reader in given.reader:
         if not (answered := given.work / f"answers_fit_{reader}.jsonl.gz").exists():
             continue
         found[reader] = {"fit": requests.figures(requests.FITTED_ON, fitting, files.read_answers(answered))}
         chosen = requests.chosen(found[reader]["fit"])
-        tested = requests.prompts(given.corpus[0], testing, given.each, chosen)
+        tested = requests.test_prompts(given.corpus[0], testing, given.each, chosen)
         _write(given.work / f"prompts_test_{reader}.jsonl.gz", tested)
         if (answered := given.work / f"answers_test_{reader}.jsonl.gz").exists():
             found[reader]["test"] = requests.figures(given.corpus[0], testing, files.read_answers(answered), chosen)

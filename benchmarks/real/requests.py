@@ -22,7 +22,8 @@ from casemate.redteam.lab.judge import membership_metrics
 from casemate.redteam.lab.results import Trial
 from casemate.types import Document, Probe, Reply
 
-FITTED_ON, FIT_EACH = "squad", 40
+FITTED_ON, FIT_EACH, FIT_CANDIDATES = "squad", 40, 40
+"""Corpus of the fit, members and non-members of its sample, and candidates that are asked about."""
 AUTHOR = "script"
 _MASKS = "[MASK_1], [MASK_2] and so on"
 
@@ -59,13 +60,24 @@ def variants() -> dict[str, MembershipAttack]:
     }
 
 
-def prompts(corpus: str, work: Path, each: int, names: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+def fit_prompts(work: Path) -> dict[str, dict[str, Any]]:
+    """Rows of the reader's prompts file by id: all variants, without a guard."""
+    return _prompts(FITTED_ON, work, FIT_EACH, FIT_CANDIDATES, ())
+
+
+def test_prompts(corpus: str, work: Path, each: int, names: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Rows of the reader's prompts file by id: the named variants, guard off and on."""
+    return _prompts(corpus, work, each, 2 * each, names)
+
+
+def _prompts(corpus: str, work: Path, each: int, most: int, names: Collection[str]) -> dict[str, dict[str, Any]]:
     """Rows of the reader's prompts file by id.
 
     Args:
         corpus: Name of the corpus.
         work: Folder of the sample, its index and its contexts.
         each: Members and non-members.
+        most: Candidates, at most.
         names: Variants, with the guard off and on; none: all, without a guard.
     """
     made = [(AUTHOR, name, attack) for name, attack in variants().items() if name in names or not names]
@@ -73,14 +85,17 @@ def prompts(corpus: str, work: Path, each: int, names: Collection[str] = ()) -> 
     kept = [row for row in files.read(known) if row["attack"] not in names] if known.exists() and names else []
     with open_sample(corpus, each) as sample:
         members = {d.source for d in sample.split.members}
-        files.write(work / f"sample_{corpus}.jsonl.gz", planning.sample_rows(sample, members))
-        files.write(known, [*kept, *asyncio.run(planning.questions(sample, made))])
+        rows = planning.sample_rows(sample, members)[:most]
+        candidates = {row["id"] for row in rows}
+        asked = asyncio.run(planning.questions(sample, made))
+    files.write(work / f"sample_{corpus}.jsonl.gz", rows)
+    files.write(known, [*kept, *(row for row in asked if row["candidate"] in candidates)])
     planning.retrieve(corpus, work, each)
     inputs, trials = planning.reader_prompts(corpus, work)
-    asked = [trial for trial in trials if trial["attack"] in names or not names]
     limits = {
         name: planning.length(trial["attack"])
-        for trial in asked
+        for trial in trials
+        if trial["candidate"] in candidates and (trial["attack"] in names or not names)
         for side in (judging.SIDES if names else judging.SIDES[:1])
         for name in trial[side]
     }
