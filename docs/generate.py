@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel
@@ -16,6 +17,8 @@ from casemate.config import Config, PluginSpec
 from casemate.protocols import Embedder, EventStore, Index
 from casemate.types import Secret
 
+LONGEST = 60
+"""Characters of a default, at most."""
 FILE = Path(__file__).with_name("reference") / "configuration.md"
 HEAD = """\
 # Configuration reference
@@ -101,7 +104,7 @@ def _shown(default: Any) -> str:
         return default.use
     if isinstance(default, tuple):
         return f"[{', '.join(map(_shown, default))}]"
-    return str(default) if default not in ("", None) else "-"
+    return shorten(str(default), LONGEST, placeholder=" …") if default not in ("", None) else "-"
 
 
 if __name__ == "__main__":

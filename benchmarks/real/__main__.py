@@ -7,6 +7,7 @@
     python -m benchmarks.real judge      # scores of the recorded answers by each attack
     python -m benchmarks.real forms      # output transforms that a reader follows: prompts, and shares of the answers
     python -m benchmarks.real quality    # judges of answers: prompts of reader and judge, and agreement
+    python -m benchmarks.real requests   # wordings of the attacks' requests, fitted to a reader on another corpus
     python -m benchmarks.real table      # the tables of the documentation
 
 Each step keeps existing results. The folder (`--work`) contains `prompts_writer.jsonl.gz` and
@@ -20,14 +21,16 @@ import argparse
 from pathlib import Path
 
 from benchmarks import ROOT, save
-from benchmarks.real import files, judging, output_forms, planning, quality, table, written
+from benchmarks.real import files, judging, output_forms, planning, quality, requests, table, written
 from benchmarks.real.sample import CORPORA, EACH
 
 
 def main() -> None:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("plan", "written", "retrieve", "judge", "forms", "quality", "table"))
+    parser.add_argument(
+        "step", choices=("plan", "written", "retrieve", "judge", "forms", "quality", "requests", "table")
+    )
     parser.add_argument("--corpus", nargs="*", choices=CORPORA, default=["nfcorpus"])
     parser.add_argument("--work", type=Path, default=ROOT / "build/real")
     parser.add_argument("--each", type=int, default=EACH, help="members and non-members")
@@ -35,7 +38,7 @@ def main() -> None:
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     steps = {"plan": _plan, "written": _written, "retrieve": _retrieve, "judge": _judge, "forms": _forms}
-    (steps | {"quality": _quality, "table": _table})[given.step](given)
+    (steps | {"quality": _quality, "requests": _requests, "table": _table})[given.step](given)
 
 
 def _plan(given: argparse.Namespace) -> None:
@@ -77,6 +80,24 @@ def _forms(given: argparse.Namespace) -> None:
     _write(given.work / "prompts_forms.jsonl.gz", {row["id"]: row for _, _, row in output_forms.trials()})
     if models := [m for m in given.reader if (given.work / f"answers_forms_{m}.jsonl.gz").exists()]:
         save("real_output_forms", output_forms.judge(given.work, models))
+
+
+def _requests(given: argparse.Namespace) -> None:
+    """First the prompts on the corpus of the fit, then those of the chosen requests on the sample, then the figures."""
+    fitting, testing = (given.work / name for name in ("fit", "test"))
+    _write(given.work / "prompts_fit.jsonl.gz", requests.fit_prompts(fitting))
+    found = {}
+    for reader in given.reader:
+        if not (answered := given.work / f"answers_fit_{reader}.jsonl.gz").exists():
+            continue
+        found[reader] = {"fit": requests.figures(requests.FITTED_ON, fitting, files.read_answers(answered))}
+        chosen = requests.chosen(found[reader]["fit"])
+        tested = requests.test_prompts(given.corpus[0], testing, given.each, chosen)
+        _write(given.work / f"prompts_test_{reader}.jsonl.gz", tested)
+        if (answered := given.work / f"answers_test_{reader}.jsonl.gz").exists():
+            found[reader]["test"] = requests.figures(given.corpus[0], testing, files.read_answers(answered), chosen)
+    if found:
+        save("real_requests", {"fitted on": requests.FITTED_ON, "tested on": given.corpus[0], "readers": found})
 
 
 def _quality(given: argparse.Namespace) -> None:

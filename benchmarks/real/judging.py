@@ -43,7 +43,7 @@ def judge(corpus: str, work: Path, models: Sequence[str]) -> dict[str, Any]:
     """
     sample = {row["id"]: row for row in files.read(work / f"sample_{corpus}.jsonl.gz")}
     given = {model: files.read_answers(work / f"answers_reader_{model}.jsonl.gz") for model in models}
-    trials = _trials(corpus, work, sample)
+    trials = asked_trials(corpus, work, sample)
     found: dict[str, Any] = {"withheld": _withheld(trials), "benign": _benign(corpus, work), "readers": {}}
     answered = {model: _complete(trials, answers) for model, (answers, _) in given.items()}
     kept = {planning.trial_key(trial) for own in answered.values() for trial in own}
@@ -63,7 +63,7 @@ def _complete(trials: Sequence[dict[str, Any]], answers: Mapping[str, str]) -> l
     return [t for t in trials if all(i in answers for side in SIDES for i in t[side])]
 
 
-def _trials(corpus: str, work: Path, sample: Mapping[str, Any]) -> list[dict[str, Any]]:
+def asked_trials(corpus: str, work: Path, sample: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The trials with the ids of their prompts."""
     keys = {planning.trial_key(row): row["key"] for row in planning.selected(corpus, work)}
     _, trials = planning.reader_prompts(corpus, work)

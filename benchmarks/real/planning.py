@@ -202,8 +202,8 @@ def _inputs(
 
 
 def length(attack: str) -> int:
-    """Maximum answer length for an attack, in tokens."""
-    return LENGTHS.get(attack, LENGTH)
+    """Maximum answer length for an attack, in tokens; it may be followed by a colon and the name of a request."""
+    return LENGTHS.get(attack.partition(":")[0], LENGTH)
 
 
 def prompts_file(corpus: str, work: Path) -> dict[str, dict[str, Any]]:

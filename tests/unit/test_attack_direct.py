@@ -6,6 +6,8 @@ import pytest
 from casemate.errors import ConfigError
 from casemate.maths import metrics
 from casemate.redteam.attacks.direct import Direct
+from casemate.redteam.attacks.mba import MBA
+from casemate.redteam.attacks.s2mia import S2MIA
 from casemate.types import Document, Probe, Reply
 from tests.fakes import documents
 
@@ -83,3 +85,22 @@ def test_a_reader_that_compares_reveals_every_member():
         known = any(d.text in probe.questions[0] for d in held)
         scores += asyncio.run(attack.measure(candidate, probe, [Reply("Yes." if known else "No.")]))
     assert metrics.auc(scores[:10], scores[10:]) == 1
+
+
+@pytest.mark.parametrize("attack", [Direct, MBA, S2MIA])
+def test_a_request_must_show_the_text(attack):
+    with pytest.raises(ConfigError, match=r"must contain \{text\}"):
+        attack(request="Is it there?")
+
+
+@pytest.mark.parametrize("attack", [Direct, MBA, S2MIA])
+def test_another_request_shows_the_same_text(attack):
+    document = Document("d", "The keeper of the old mill counted forty herons near the weir on Monday. {text}")
+    usual, other = (probe(attack(request=request), document) for request in (attack().request, "In short: {text}"))
+    shown = other.questions[0].removeprefix("In short: ")
+    assert shown in usual.questions[0]
+    assert other.key == usual.key
+
+
+def probe(attack, document):
+    return asyncio.run(attack.prepare(document, np.random.default_rng(1)))

@@ -39,7 +39,7 @@ def prepared(text, rng=0, study=(), **options):
 
 
 def masked(probe):
-    return probe.questions[0].removesuffix(REQUEST).rstrip()
+    return probe.questions[0].removesuffix(REQUEST.removeprefix("{text}")).rstrip()
 
 
 def restored(probe):

@@ -27,6 +27,7 @@ import numpy as np
 
 from casemate.errors import ConfigError, require_range
 from casemate.protocols import LanguageModel, MembershipAttack
+from casemate.redteam.request import require_text, with_text
 from casemate.text.tokens import STOP_WORDS, WORD, words
 from casemate.types import Document, Probe, Reply
 
@@ -37,8 +38,8 @@ UNMASKED = 5  # first words that stay unmasked: no context precedes them
 ANSWER_WORDS = 8  # longest label; text beyond it is an explanation
 
 REQUEST = (
-    "Words of the text above are masked as [MASK_1], [MASK_2] and so on. Find this text in the context and read the "
-    'masked words off there. Answer with one line for each mask, "[MASK_1]: word", and nothing else.'
+    "{text}\n\nWords of the text above are masked as [MASK_1], [MASK_2] and so on. Find this text in the context and "
+    'read the masked words off there. Answer with one line for each mask, "[MASK_1]: word", and nothing else.'
 )
 
 _LABEL = re.compile(r"(?<![^\W_])MASK[ _-]*(\d{1,4})[\"'”’`*_\])} \t]*(=>|->|[:=→|–—]|-(?=\s))?", re.IGNORECASE)
@@ -70,12 +71,14 @@ class MBA(MembershipAttack):
             ``difficulty`` with a model, else ``idf``.
         max_characters: Longest text in the question, at least 1.
         model: Language model that scores the difficulty of words.
+        request: The question; it contains ``{text}`` and asks for one line per mask.
     """
 
     masks: int = 10
     policy: Policy | None = None
     max_characters: int = 2048
     model: LanguageModel | None = None
+    request: str = REQUEST
     _document_frequency: Counter[str] = field(default_factory=Counter, init=False, repr=False)  # in the genre
 
     paper: ClassVar[str] = "Liu, Zhang and Long 2025, arXiv 2410.20142"
@@ -83,6 +86,7 @@ class MBA(MembershipAttack):
 
     def __post_init__(self) -> None:
         require_range("mba", self, "masks max_characters", at_least=1)
+        require_text("mba", self.request)
         if self.policy is not None and self.policy not in POLICIES:
             raise ConfigError(f"mba.policy is {self.policy!r}; known: {', '.join(POLICIES)}")
         if self.policy == "difficulty" and not self.model:
@@ -101,7 +105,9 @@ class MBA(MembershipAttack):
         masked = text
         for number, word in reversed(list(enumerate(chosen, 1))):
             masked = f"{masked[: word.start]}[MASK_{number}]{masked[word.end :]}"
-        return Probe((f"{masked}\n\n{REQUEST}",), {str(number): word.text for number, word in enumerate(chosen, 1)})
+        return Probe(
+            (with_text(self.request, masked),), {str(number): word.text for number, word in enumerate(chosen, 1)}
+        )
 
     async def measure(self, candidate: Document, probe: Probe, replies: Sequence[Reply]) -> tuple[float, ...]:
         """Share of correctly restored masks, in [0, 1]."""
