@@ -236,6 +236,17 @@ def test_copies_of_forms_that_share_most_words_count():
     assert level(limit) is ALARMED
 
 
+def test_words_that_all_forms_share_expose_no_chunk_in_several_answers():
+    """They are chance, also those that an earlier answer disclosed."""
+    limit = CrawlLimit()
+    documents = posts(shared=30, count=10, own=15)
+    words = documents[0].text.split()
+    for text in (" ".join(words[:24]), " ".join(words[:30])):
+        for number in range(5):  # the credit of the shared words goes to another chunk each time
+            assert answer_from(limit, documents[number:] + documents[:number], text, question="how") == text
+    assert len(limit.evidence.exposed_chunks(Query("", "ann"))) == 0
+
+
 def observe(limit, numbers, dump=True):
     """Asks in observe mode; returns the verdict, the answer, and what the bare generator answers."""
     query, bare = Query("what then", "ann"), Dump(10**6 if dump else 0)

@@ -568,7 +568,20 @@ PROSE = (
 )
 
 
-def test_prose_beside_short_records_is_readable_and_a_cipher_of_it_is_not(monkeypatch):
+GERMAN_PROSE = (
+    "Dazu habe ich in den Unterlagen nichts gefunden. Bitte wenden Sie sich an das Büro, oder sehen Sie im Handbuch "
+    "nach, das jeden Schritt erklärt und die Ansprechpartner nennt. Wenn das Problem weiter besteht, beschreiben Sie "
+    "bitte, was Sie versucht haben und wann es aufgetreten ist."
+)
+FRENCH_PROSE = (
+    "Je n'ai rien trouvé à ce sujet dans les fiches. Veuillez consulter le manuel, qui explique chaque étape et donne "
+    "les noms des personnes à contacter. Si le problème persiste, décrivez ce que vous avez essayé, quand cela s'est "
+    "produit et ce que vous attendiez, afin que quelqu'un puisse vous répondre."
+)
+
+
+@pytest.mark.parametrize("prose", [PROSE, GERMAN_PROSE, FRENCH_PROSE])
+def test_prose_beside_short_records_is_readable_and_a_cipher_of_it_is_not(prose, monkeypatch):
     """Short records have too few letters to estimate which words are readable."""
 
     def charged(answer):
@@ -576,6 +589,6 @@ def test_prose_beside_short_records_is_readable_and_a_cipher_of_it_is_not(monkey
         counter.read(answer)
         return counter.unreadable_words
 
-    assert charged(PROSE) == 0 < charged(codecs.encode(PROSE, "rot13"))
-    monkeypatch.setattr("casemate.text.disclosure.readability.is_english", lambda word: False)
-    assert charged(PROSE) > 0
+    assert charged(prose) == 0 < charged(codecs.encode(prose, "rot13"))
+    monkeypatch.setattr("casemate.text.disclosure.readability.resembles_language", lambda word: False)
+    assert charged(prose) > 0

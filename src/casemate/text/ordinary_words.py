@@ -51,7 +51,7 @@ def _kind(word: str) -> WordKind:
     english, _, names = _listed()
     if word in names:
         return WordKind.EITHER
-    if word in ALL_FUNCTION_WORDS or _is_english(word) or _is_derived(word, english) or _is_foreign(word):
+    if word in ALL_FUNCTION_WORDS or stem(word) in english or _is_derived(word, english) or _is_foreign(word):
         return WordKind.ORDINARY
     return WordKind.UNLISTED
 
@@ -62,14 +62,6 @@ word_kind = FunctionCache(_kind).__getitem__
 >>> [word_kind(word).name for word in ("brook", "salary", "planning", "kundennummer", "ashgrove")]
 ['EITHER', 'ORDINARY', 'ORDINARY', 'ORDINARY', 'UNLISTED']
 """
-
-
-def _is_english(word: str) -> bool:
-    return stem(word) in _listed()[0]
-
-
-is_english = FunctionCache(_is_english).__getitem__
-"""Whether a word in lower case is a listed English word, or a form of one. Cached."""
 
 
 def _is_derived(word: str, english: frozenset[str]) -> bool:

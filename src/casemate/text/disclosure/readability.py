@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from casemate.text.disclosure.indexed_text import IndexedText
+from casemate.text.disclosure.languages import resembles_language
 from casemate.text.disclosure.letters import LETTER_CODES, letter_pairs
 from casemate.text.disclosure.words import UNSPACED_WORD, count_letters
 from casemate.text.disguises import only_letters
-from casemate.text.ordinary_words import is_english
 from casemate.text.tokens import STOP_WORDS
 
 UNREADABLE_SHARE, UNLIKE = 0.5, 1.4
@@ -130,9 +130,9 @@ class Readability:
         """The words that are not in the texts and do not resemble their words; none with a digit.
 
         A word resembles these if the mean information of its pairs of letters exceeds that of the texts by at most
-        ``UNLIKE`` bits. So does an English word: tables and short records have too few letters for the estimate. A pair
-        of letters of a script without spaces resembles them if one of the letters is familiar.
-        A single Latin letter resembles no word.
+        ``UNLIKE`` bits. Words of other languages (``languages``) are none of the unknown: tables and short records have
+        too few letters for the estimate. A pair of letters of a script without spaces resembles them if one of the
+        letters is familiar. A single Latin letter resembles no word.
         """
         vocabulary = self._vocabulary
         new = [w for w in words if not (w in vocabulary or w in STOP_WORDS or not w.isalpha() and _HAS_DIGIT(w))]
@@ -148,4 +148,4 @@ class Readability:
         sizes = np.array([len(w) + 1 for w in new], np.int64)
         bits, usual = self._pair_bits
         mean = np.add.reduceat(bits[letter_pairs(new, self._scripts)], sizes.cumsum() - sizes) / sizes
-        return odd + [w for w, one in zip(new, mean, strict=True) if one > usual + UNLIKE and not is_english(w)]
+        return odd + [w for w, one in zip(new, mean, strict=True) if one > usual + UNLIKE and not resembles_language(w)]

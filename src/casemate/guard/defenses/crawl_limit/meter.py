@@ -297,12 +297,14 @@ class DisclosureMeter:
             These chunks, and the number of further words that may be disclosed until there is another one.
         """
         counter, share, exposed, least = self.counter, self.limit.exposure, list[str](), math.inf
-        parts = zip(self.names, new, self.before, self.beside, counter.lengths, counter.own, strict=True)
-        for i, bits, before, beside, n, own in parts:
+        parts = zip(
+            self.names, new, self.before, self.beside, counter.covered, counter.lengths, counter.own, strict=True
+        )
+        for i, bits, before, beside, covered, n, own in parts:
             disclosed = bits | before | beside
             left = share * n - disclosed.bit_count()
             if left < 0:
-                left += min(counter.expected, bits.bit_count())
+                left += min(counter.expected, (covered & disclosed).bit_count())
             if (count := own.bit_count()) >= OWN_WORDS:
                 left = min(left, OWN_SHARE * count - (disclosed & own).bit_count())
             if bits and left < 0:
