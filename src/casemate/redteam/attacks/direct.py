@@ -5,7 +5,7 @@ Retrieval Augmented Generation" (arXiv 2405.20446), the black-box attack. One qu
 a member is retrieved and the model compares.
 
 Deviation: the paper truncates texts to 1,000 characters; the default here is 2,000, which is stronger.
-Deviation: the paper tries five wordings and reports the best. Here ``request`` is to be fitted on other documents.
+Deviation: the paper tries five wordings and reports the best. Here there is one; ``request`` replaces it.
 """
 
 from __future__ import annotations
