@@ -130,8 +130,8 @@ class Readability:
         """The words that are not in the texts and do not resemble their words; none with a digit.
 
         A word resembles these if the mean information of its pairs of letters exceeds that of the texts by at most
-        ``UNLIKE`` bits. Words of other languages (``languages``) are none of the unknown: tables and short records have
-        too few letters for the estimate. A pair of letters of a script without spaces resembles them if one of the
+        ``UNLIKE`` bits. Words like those of seven languages are left out, too (``languages``): tables and short records
+        have too few letters for the estimate. A pair of letters of a script without spaces resembles them if one of the
         letters is familiar. A single Latin letter resembles no word.
         """
         vocabulary = self._vocabulary
