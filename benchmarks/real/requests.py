@@ -103,17 +103,18 @@ def _prompts(corpus: str, work: Path, each: int, most: int, names: Collection[st
 
 
 def chosen(fit: Mapping[str, Any]) -> list[str]:
-    """The variant of each attack with the highest AUC, from the figures of the fit."""
+    """The variant of each attack with the highest AUC in the fit; not the default, which ``judge`` measures."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in fit["requests"]:
         groups[name.partition(":")[0]].append(name)
-    return [max(own, key=lambda name: fit["requests"][name]["off"]["auc"].value) for own in groups.values()]
+    best = [max(own, key=lambda name: fit["requests"][name]["off"]["auc"].value) for own in groups.values()]
+    return [name for name in best if not name.endswith(":default")]
 
 
 def figures(
     corpus: str, work: Path, given: tuple[Mapping[str, str], Mapping[str, Any]], names: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The metrics of each variant, without a guard, and with ``names`` with it, too.
+    """The metrics of each variant that is answered completely, without a guard, and with ``names`` with it, too.
 
     Args:
         corpus: Name of the corpus.
@@ -124,16 +125,20 @@ def figures(
     answers, about = given
     sample = {row["id"]: row for row in files.read(work / f"sample_{corpus}.jsonl.gz")}
     half = {name: row["half"] for name, row in sample.items()}
-    found: dict[str, Any] = {}
+    found, missing = dict[str, Any](), list[str]()
     for name, attack in variants().items():
         if names and name not in names:
             continue
         attack.study(sorted(_document(row).content for row in sample.values()))
         trials = [trial for trial in judging.asked_trials(corpus, work, sample) if trial["attack"] == name]
-        for side in judging.SIDES if names else judging.SIDES[:1]:
+        sides = judging.SIDES if names else judging.SIDES[:1]
+        if not all(i in answers for t in trials for side in sides for i in t[side]):
+            missing.append(name)
+            continue
+        for side in sides:
             scored = [_scored(attack, t, sample[t["candidate"]], [answers[i] for i in t[side]]) for t in trials]
             found.setdefault(name, {})[side] = judging.brief(membership_metrics(scored, half, guarded=False))
-    return {"reader": about, "requests": found}
+    return {"reader": about, "requests": found, "not answered": missing}
 
 
 def _scored(attack: MembershipAttack, trial: Mapping[str, Any], row: Mapping[str, Any], given: list[str]) -> Trial:
