@@ -247,6 +247,17 @@ def test_words_that_all_forms_share_expose_no_chunk_in_several_answers():
     assert len(limit.evidence.exposed_chunks(Query("", "ann"))) == 0
 
 
+def test_shared_words_hide_no_other_words_of_a_chunk():
+    """Chance is what the chunk itself has in common with texts that were not shown."""
+    limit = CrawlLimit()
+    template, own = ([f"{letter}q{i}z" for i in range(size)] for letter, size in (("u", 30), ("c", 40)))
+    forms = posts(shared=0, count=9, own=20)
+    documents = [Document("c", " ".join(own)), *(Document(d.id, f"{' '.join(template)} {d.text}") for d in forms)]
+    for words in (own[:12], template + own[:22], template + own[:31]):
+        answer_from(limit, documents, " ".join(words), question="how")
+    assert len(limit.evidence.exposed_chunks(Query("", "ann"))) == 1
+
+
 def observe(limit, numbers, dump=True):
     """Asks in observe mode; returns the verdict, the answer, and what the bare generator answers."""
     query, bare = Query("what then", "ann"), Dump(10**6 if dump else 0)

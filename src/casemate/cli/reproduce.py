@@ -32,7 +32,7 @@ def reproduce(
     ] = "",
     draft: Annotated[str, typer.Option(help="ragfort-table2, 3: a smaller model with the reader's vocabulary.")] = "",
     passages: Annotated[
-        int, typer.Option(min=5, help="mirabel-table3 with a reader: up to 5, 20 or 100 passages per answer.")
+        int, typer.Option(min=5, max=100, help="mirabel-table3 with a reader: up to 5, 20 or 100 passages per answer.")
     ] = 5,
     full: Annotated[bool, typer.Option("--full", help="All 1,000 members and non-members, as in the paper.")] = False,
     as_json: Json = False,

@@ -89,7 +89,7 @@ async def table3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
     reader = f"{reader_note(setting.reader)} {'' if setting.reader else SIMULATED}{PAPER_READER}"
     facts = _facts(ground, len(items), len(log))
     limited = len(sizes(setting)) < len(SIZES)
-    differs = (*DIFFERS, reader, *([FEWER_SIZES.format(setting.passages)] if limited else []))
+    differs = (*DIFFERS, reader, *([FEWER_SIZES.format(max(sizes(setting)))] if limited else []))
     return Result(title, columns, tuple(rows), differs, REMARKS, facts)
 
 

@@ -6,6 +6,8 @@ other documents than the attacked ones (``python -m benchmarks.real requests``).
 
 from __future__ import annotations
 
+import reprlib
+
 from casemate.errors import ConfigError
 
 TEXT = "{text}"
@@ -18,10 +20,9 @@ def require_text(attack: str, request: str) -> None:
     Raises:
         ConfigError: If it does not.
     """
-    if TEXT not in request:
-        raise ConfigError(
-            f"{attack}.request is {request!r}; it must contain {TEXT}, in place of which the text is shown"
-        )
+    if not isinstance(request, str) or TEXT not in request:
+        shown = reprlib.repr(request)
+        raise ConfigError(f"{attack}.request is {shown}; it must contain {TEXT}, in place of which the text is shown")
 
 
 def with_text(request: str, text: str) -> str:

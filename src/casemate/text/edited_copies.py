@@ -117,14 +117,12 @@ def root(parent: Sequence[int], i: int) -> int:
 def _possible_copies(words: Sequence[TextWords]) -> Iterator[tuple[int, int]]:
     """Pairs of texts that may be copies: a superset, by common bits.
 
-    Deliberately without a matrix product: for so few texts, the threads of a BLAS library wait longer than they
-    compute.
+    Without a matrix product, which takes as long for the hits of a query, and whose threads wait for each other.
     """
     order = sorted(range(len(words)), key=lambda i: len(words[i].stems))
     bits = [words[i].bits for i in order]
     sizes = [len(words[i].stems) for i in order]
-    collisions = max((size - own.bit_count() for size, own in zip(sizes, bits, strict=True)), default=0)
-    needed = [MIN_OVERLAP * size - collisions for size in sizes]
+    needed = [MIN_OVERLAP * size - (size - own.bit_count()) for size, own in zip(sizes, bits, strict=True)]
     for place, own in enumerate(bits):
         smaller = zip(order[:place], bits, needed, strict=False)
         for i in [i for i, other, least in smaller if (own & other).bit_count() >= least]:

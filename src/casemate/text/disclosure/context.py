@@ -70,6 +70,13 @@ class Context:
         return [reduce(or_, [mask for at in words for _, mask in at.places], 0) for words in own]
 
     @cached_property
+    def common(self) -> list[int]:
+        """For each text in the context, a bit mask of the words that an unseen text contains, too."""
+        unseen = frozenset().union(*(text.places for text in self.texts[self.shown :]))
+        found = ([at for word, at in text.places.items() if word in unseen] for text in self.texts[: self.shown])
+        return [reduce(or_, [mask for at in words for _, mask in at.places], 0) for words in found]
+
+    @cached_property
     def outlines(self) -> npt.NDArray[np.bool_]:
         """Whether a text in the context may have an outline with a hash."""
         found = np.zeros(HASHES, np.bool_)

@@ -97,6 +97,11 @@ class DisclosureCounter:
         return self._context.own[: self._shown]
 
     @property
+    def common(self) -> list[int]:
+        """For each text, a bit mask of the words that an unseen text contains, too."""
+        return self._context.common
+
+    @property
     def disclosed_words(self) -> int:
         """Number of words disclosed so far."""
         return sum(bits.bit_count() for bits in self.credited)

@@ -1,8 +1,8 @@
 """A model of the letters of seven languages: a word that it explains worse than random letters is in none of them.
 
-The model gives the information of each letter after the two before it (Shannon 1951), in the listed words of English,
-German, French, Spanish, Italian, Portuguese and Dutch. Short records and tables have too few words for such a model of
-their own, and an answer can be in another language than its documents.
+The model gives the information of each letter after the two before it (Shannon 1951). It is estimated from the listed
+words of English, German, French, Spanish, Italian, Portuguese and Dutch. Short records and tables have too few words
+for their own model. An answer can be in another language than its documents.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _information() -> list[list[list[float]]]:
     sections = read_sections("casemate.text", "ordinary_words.txt")
     complete = [*ALL_FUNCTION_WORDS, *(word for title in _COMPLETE for word in sections.pop(title).split())]
     begun = [f"{word}?" for title, words in sections.items() if title not in _OTHER_SCRIPTS for word in words.split()]
-    codes = np.frombuffer(fold_text("  ".join(["", *complete, *begun])).encode("ascii", "replace"), np.uint8)
+    codes = np.frombuffer(_ascii(fold_text("  ".join(["", *complete, *begun]))), np.uint8)
     codes = np.frombuffer(codes.tobytes().translate(_CODES), np.uint8).astype(np.int64)
     size = _OTHER + 1
     triples = np.bincount((codes[:-2] * size + codes[1:-1]) * size + codes[2:], minlength=size**3)
@@ -49,8 +49,12 @@ def _information() -> list[list[list[float]]]:
     return found
 
 
+def _ascii(folded: str) -> bytes:
+    return folded.replace("œ", "oe").replace("æ", "ae").encode("ascii", "replace")
+
+
 def _resembles(word: str) -> bool:
-    codes = f"  {word} ".encode("ascii", "replace").translate(_CODES)
+    codes = _ascii(f"  {word} ").translate(_CODES)
     bits = _information()
     total = sum(bits[a][b][c] for a, b, c in zip(codes, codes[1:], codes[2:], strict=False))
     return total <= _RANDOM_BITS * (len(word) + 1)
@@ -59,6 +63,6 @@ def _resembles(word: str) -> bool:
 resembles_language = FunctionCache(_resembles, 4096).__getitem__
 """Whether a folded word may be of a listed language. Cached.
 
->>> [resembles_language(word) for word in ("bridge", "gerateverzeichnis", "oevqtr", "brdg")]
-[True, True, False, False]
+>>> [resembles_language(word) for word in ("bridge", "gerateverzeichnis", "sœur", "oevqtr", "brdg")]
+[True, True, True, False, False]
 """

@@ -290,21 +290,21 @@ class DisclosureMeter:
     def _exposed(self, new: Sequence[int]) -> tuple[list[str], float]:
         """Returns the chunks with new words of which all answers together disclose more than the share.
 
-        What the answer has in common with texts that were not in the context is chance, and does not count. Forms share
-        most words; therefore a chunk also counts if an answer discloses nearly all words that only this chunk contains.
+        Words that the answer has in common with texts that were not in the context are chance, and do not count, also
+        if an earlier answer disclosed them. Forms share most words; therefore a chunk also counts if an answer
+        discloses nearly all words that only this chunk contains.
 
         Returns:
             These chunks, and the number of further words that may be disclosed until there is another one.
         """
         counter, share, exposed, least = self.counter, self.limit.exposure, list[str](), math.inf
-        parts = zip(
-            self.names, new, self.before, self.beside, counter.covered, counter.lengths, counter.own, strict=True
-        )
-        for i, bits, before, beside, covered, n, own in parts:
+        by_chance = [covered & common for covered, common in zip(counter.covered, counter.common, strict=True)]
+        parts = zip(self.names, new, self.before, self.beside, by_chance, counter.lengths, counter.own, strict=True)
+        for i, bits, before, beside, chance, n, own in parts:
             disclosed = bits | before | beside
             left = share * n - disclosed.bit_count()
             if left < 0:
-                left += min(counter.expected, (covered & disclosed).bit_count())
+                left += min(counter.expected, (chance & disclosed).bit_count())
             if (count := own.bit_count()) >= OWN_WORDS:
                 left = min(left, OWN_SHARE * count - (disclosed & own).bit_count())
             if bits and left < 0:
