@@ -298,13 +298,13 @@ class DisclosureMeter:
             These chunks, and the number of further words that may be disclosed until there is another one.
         """
         counter, share, exposed, least = self.counter, self.limit.exposure, list[str](), math.inf
-        by_chance = [covered & common for covered, common in zip(counter.covered, counter.common, strict=True)]
-        parts = zip(self.names, new, self.before, self.beside, by_chance, counter.lengths, counter.own, strict=True)
-        for i, bits, before, beside, chance, n, own in parts:
+        parts = zip(self.names, new, self.before, self.beside, counter.lengths, counter.own, strict=True)
+        for number, (i, bits, before, beside, n, own) in enumerate(parts):
             disclosed = bits | before | beside
             left = share * n - disclosed.bit_count()
             if left < 0:
-                left += min(counter.expected, (chance & disclosed).bit_count())
+                chance = counter.covered[number] & counter.common[number] & disclosed
+                left += min(counter.expected, chance.bit_count())
             if (count := own.bit_count()) >= OWN_WORDS:
                 left = min(left, OWN_SHARE * count - (disclosed & own).bit_count())
             if bits and left < 0:
