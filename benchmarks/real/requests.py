@@ -99,7 +99,7 @@ def _prompts(corpus: str, work: Path, each: int, most: int, names: Collection[st
         for side in (judging.SIDES if names else judging.SIDES[:1])
         for name in trial[side]
     }
-    return {name: planning.prompt_row(inputs[name], most) for name, most in limits.items()}
+    return {name: planning.prompt_row(inputs[name], limit) for name, limit in limits.items()}
 
 
 def chosen(fit: Mapping[str, Any]) -> list[str]:
@@ -125,12 +125,13 @@ def figures(
     answers, about = given
     sample = {row["id"]: row for row in files.read(work / f"sample_{corpus}.jsonl.gz")}
     half = {name: row["half"] for name, row in sample.items()}
+    asked = judging.asked_trials(corpus, work, sample)
     found, missing = dict[str, Any](), list[str]()
     for name, attack in variants().items():
         if names and name not in names:
             continue
         attack.study(sorted(_document(row).content for row in sample.values()))
-        trials = [trial for trial in judging.asked_trials(corpus, work, sample) if trial["attack"] == name]
+        trials = [trial for trial in asked if trial["attack"] == name]
         sides = judging.SIDES if names else judging.SIDES[:1]
         if not all(i in answers for t in trials for side in sides for i in t[side]):
             missing.append(name)

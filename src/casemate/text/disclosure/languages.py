@@ -35,8 +35,8 @@ def _information() -> list[list[list[float]]]:
     sections = read_sections("casemate.text", "ordinary_words.txt")
     complete = [*ALL_FUNCTION_WORDS, *(word for title in _COMPLETE for word in sections.pop(title).split())]
     begun = [f"{word}?" for title, words in sections.items() if title not in _OTHER_SCRIPTS for word in words.split()]
-    codes = np.frombuffer(_ascii(fold_text("  ".join(["", *complete, *begun]))), np.uint8)
-    codes = np.frombuffer(codes.tobytes().translate(_CODES), np.uint8).astype(np.int64)
+    text = _ascii(fold_text("  ".join(["", *complete, *begun])))
+    codes = np.frombuffer(text.translate(_CODES), np.uint8).astype(np.int64)
     size = _OTHER + 1
     triples = np.bincount((codes[:-2] * size + codes[1:-1]) * size + codes[2:], minlength=size**3)
     counts = triples.reshape(size, size, size).astype(float)
