@@ -590,5 +590,66 @@ def test_prose_beside_short_records_is_readable_and_a_cipher_of_it_is_not(prose,
         return counter.unreadable_words
 
     assert charged(prose) == 0 < charged(codecs.encode(prose, "rot13"))
-    monkeypatch.setattr("casemate.text.disclosure.readability.resembles_language", lambda word: False)
+    monkeypatch.setattr("casemate.text.disclosure.readability.resembles_language", lambda word, scripts: False)
     assert charged(prose) > 0
+
+
+OTHER_LANGUAGES = {
+    "ru": (
+        "Что известно об этом заказе?",
+        "Об этом я ничего не нашёл. Посмотрите, пожалуйста, в руководстве, где описан каждый шаг, или напишите в "
+        "отдел, если ошибка повторится. Укажите, когда она возникла и что вы уже пробовали сделать.",
+    ),
+    "el": (
+        "Τι είναι γνωστό για αυτό;",
+        "Δεν βρήκα τίποτα σχετικό στα αρχεία. Δείτε το εγχειρίδιο, που εξηγεί κάθε βήμα, ή γράψτε στο γραφείο αν "
+        "το πρόβλημα συνεχιστεί. Αναφέρετε πότε εμφανίστηκε και τι έχετε ήδη δοκιμάσει.",
+    ),
+    "ar": (
+        "ماذا نعرف عن هذا الطلب؟",
+        "لم أجد شيئا عن ذلك في السجلات. يرجى الرجوع إلى الدليل الذي يشرح كل خطوة، أو الكتابة إلى المكتب إذا "
+        "استمرت المشكلة. اذكر متى ظهرت وما الذي جربته حتى الآن وما كنت تتوقعه.",
+    ),
+    "zh": (
+        "关于这个订单有什么信息？",
+        "我在记录中没有找到相关内容。请查看手册，其中说明了每一个步骤，或者在问题再次出现时联系办公室。请说明问题"
+        "出现的时间、您已经尝试过的方法以及您期望的结果，这样有人可以答复您。我们会尽快处理您的申请，并在收到所有"
+        "资料之后通知您。",
+    ),
+    "ja": (
+        "この注文について何がわかりますか。",
+        "記録の中には該当する内容が見つかりませんでした。各手順を説明している手引きをご覧いただくか、問題が続く場"
+        "合は窓口にお問い合わせください。いつ発生したか、これまでに何を試したかを書いていただければ、担当者がお答"
+        "えします。",
+    ),
+    "th": (
+        "มีข้อมูลอะไรเกี่ยวกับเรื่องนี้",
+        "ไม่พบข้อมูลเกี่ยวกับเรื่องนี้ในบันทึก โปรดดูคู่มือซึ่งอธิบายทุกขั้นตอน หรือติดต่อสำนักงานหากปัญหายังคงอยู"
+        "่ กรุณาระบุว่าเกิดขึ้นเมื่อใด และได้ลองทำอะไรไปแล้วบ้าง เพื่อให้เจ้าหน้าที่สามารถตอบคำถามได้ถูกต้องและรวด"
+        "เร็ว",
+    ),
+    "pl": (
+        "Co wiadomo o tym zamówieniu?",
+        "Nie znalazłem nic na ten temat w zapisach. Proszę zajrzeć do podręcznika, który objaśnia każdy krok, "
+        "albo napisać do biura, jeśli błąd się powtórzy. Proszę podać, kiedy wystąpił i czego już próbowano.",
+    ),
+}
+LISTED_CHARACTERS = {"zh", "ja", "th"}
+"""Languages without a model of letters; a cipher with their frequent characters is not recognized."""
+
+
+@pytest.mark.parametrize("language", OTHER_LANGUAGES)
+def test_answer_in_the_language_of_the_question_is_readable_and_a_cipher_of_it_is_not(language):
+    """The records are English."""
+    question, prose = OTHER_LANGUAGES[language]
+
+    def charged(question, answer):
+        counter = DisclosureCounter(RECORDS, question)
+        counter.read(answer)
+        return counter.unreadable_words
+
+    letters = sorted(set(filter(str.isalpha, prose.lower())))
+    exchanged = prose.lower().translate(dict(zip(map(ord, letters), letters[7:] + letters[:7], strict=True)))
+    assert charged(question, prose) == 0
+    assert (charged(question, exchanged) == 0) == (language in LISTED_CHARACTERS)
+    assert (charged("What is known about this order?", prose) == 0) == (language == "pl"), "only Latin is expected"

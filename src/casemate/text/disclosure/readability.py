@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from casemate.text.disclosure.indexed_text import IndexedText
 from casemate.text.disclosure.languages import resembles_language
-from casemate.text.disclosure.letters import LETTER_CODES, letter_pairs
+from casemate.text.disclosure.letters import LAST_LATIN, LETTER_CODES, SCRIPTS, letter_pairs
 from casemate.text.disclosure.words import UNSPACED_WORD, count_letters
 from casemate.text.disguises import only_letters
 from casemate.text.tokens import STOP_WORDS
@@ -44,13 +45,23 @@ _FREQUENT = frozenset(
     "少报才结反受目太量再感建务做接必场件计管期市直德资命山金指克许统区保至队形社便空决治展马科司五基眼书非则听白却界达光"
     "放强即像难且权思王象完设式色路记南品住告类求据程北边死张该交规万取拉格望觉术领共确传师观清今切院让识候带导争运费病医"
     "每周半末六七八九百千元号请"
+    "們這個來為國說時會對後過發裡種從學現當沒動點還進樣開關問間實體將與處電數氣經書無場機業產種條爲員門應該請給讓該記錄資料類總計"
     "이다의는에을가하고지한로은기도사를리어서자으시인나들그대보아라만있부정것수일과전게해구상스년여원우러주장면와조동었성"
     "치제무교공신오경용비화국문생습니까했된않없때위분마소안진모음실선관내말"
-)
-"""Frequent characters of Chinese and syllables of Korean.
+    "านรกเองมยลวดทสตะปบคแจพหขใไช"
+).union(map(chr, chain(range(0x3041, 0x3095), range(0x30A1, 0x30FB))))
+"""Frequent characters of Chinese, syllables of Korean and letters of Thai, and the letters of Japanese.
 
 Texts are too short to estimate which characters are frequent.
 """
+_UNSPACED_SCRIPTS = frozenset({"CJK", "HIRAGANA", "KATAKANA", "HANGUL", "THAI"})
+"""Scripts whose frequent letters are listed."""
+
+
+@lru_cache(maxsize=256)
+def _scripts_of(question: frozenset[str]) -> frozenset[str]:
+    """The scripts of a question, except Latin."""
+    return frozenset(SCRIPTS[char] for word in question if not word.isascii() for char in word if char > LAST_LATIN)
 
 
 class Readability:
@@ -107,7 +118,7 @@ class Readability:
             Their letters if there are enough for a search, and the number of words that an unreadable part may encode
             (0 if it is readable).
         """
-        unknown = self._unknown(words)
+        unknown = self._unknown(words, question)
         numbers = [w for w in words if not w.isalpha() and _HAS_DIGIT(w)]
         readable.update(words)
         readable.difference_update(unknown, numbers)
@@ -126,18 +137,21 @@ class Readability:
         letters = symbols + count_letters(w for w in words if w not in self._vocabulary)
         return searched, letters * self._words // (self._letters or 1)
 
-    def _unknown(self, words: Sequence[str]) -> list[str]:
+    def _unknown(self, words: Sequence[str], question: frozenset[str]) -> list[str]:
         """The words that are not in the texts and do not resemble their words; none with a digit.
 
         A word resembles these if the mean information of its pairs of letters exceeds that of the texts by at most
-        ``UNLIKE`` bits. Words like those of seven languages are left out, too (``languages``): tables and short records
-        have too few letters for the estimate. A pair of letters of a script without spaces resembles them if one of the
-        letters is familiar. A single Latin letter resembles no word.
+        ``UNLIKE`` bits. Words like those of other languages are left out, too (``languages``): tables and short records
+        have too few letters for the estimate. Their script must be Latin, or one of the texts or the question. A pair
+        of letters of a script without spaces resembles them if one of the letters is familiar. A single Latin letter
+        resembles no word.
         """
         vocabulary = self._vocabulary
         new = [w for w in words if not (w in vocabulary or w in STOP_WORDS or not w.isalpha() and _HAS_DIGIT(w))]
         unspaced = [w for w in new if not w.isascii() and UNSPACED_WORD.fullmatch(w)]
-        odd = [w for w in unspaced if self._characters.isdisjoint(w)]
+        asked = _scripts_of(question)
+        familiar = self._characters or (_FREQUENT if _UNSPACED_SCRIPTS & asked else self._characters)
+        odd = [w for w in unspaced if familiar.isdisjoint(w)]
         single = [w for w in new if len(w) == 1 and w.isascii()]
         if unspaced or single:
             others = frozenset(unspaced + single)
@@ -148,4 +162,5 @@ class Readability:
         sizes = np.array([len(w) + 1 for w in new], np.int64)
         bits, usual = self._pair_bits
         mean = np.add.reduceat(bits[letter_pairs(new, self._scripts)], sizes.cumsum() - sizes) / sizes
-        return odd + [w for w, one in zip(new, mean, strict=True) if one > usual + UNLIKE and not resembles_language(w)]
+        unlike = [w for w, one in zip(new, mean, strict=True) if one > usual + UNLIKE]
+        return odd + [w for w in unlike if not resembles_language(w, asked | self._scripts)]
