@@ -661,9 +661,12 @@ def test_an_ordinary_word_is_not_required(question, monkeypatch):
         ("Did Ann Lee work for the New York Times?", "ann lee new york times", []),
         ("what did i ask vesna on 7 may 2020?", "vesna", []),
         ("Wie lang ist die Brücke?", "brücke", []),
-        ("gdzie mieszka zofia wójcik?", "", []),  # a language without a list
+        ("gdzie mieszka zofia wójcik?", "mieszka zofia wójcik", []),  # a language without a list of ordinary words
         ("Gdzie mieszka Zofia Wójcik?", "zofia wójcik", []),
-        ("أين تسكن فاطمة حسن", "", []),
+        ("أين تسكن فاطمة حسن", "تسكن فاطمة حسن", []),
+        ("ما لون الجسر في قرية دونوفا؟", "لون جسر قرية دونوفا", []),  # without the article
+        ("गाँव दुनोवा कहाँ है?", "गाँव दुनोवा", []),
+        ("where does فاطمة live?", "فاطمة", []),
     ],
 )
 def test_what_a_question_requires(question, words, pairs):
@@ -678,9 +681,51 @@ def test_where_nothing_marks_names_a_unit_needs_more_words(question):
 
 
 def test_in_a_language_without_a_list_a_unit_about_another_person_is_found_by_its_capitals():
-    asked = AskedQuestion.of("w jakim dziale pracuje zofia wójcik?")
-    assert asked.subject.is_missing("Zofia Lis pracuje w dziale zakupów. W jakim mieście?")
-    assert not asked.subject.is_missing("Zofia Wójcik pracuje w dziale zakupów.")
+    asked = AskedQuestion.of("w jakim dziale Akwizycji pracuje zofia wójcik?")
+    assert asked.subject.is_missing("Zofia Lis pracuje w dziale Akwizycji.")
+    assert not asked.subject.is_missing("Zofia Wójcik pracuje w dziale Akwizycji.")
+
+
+TOWNS = {
+    "Polish": (
+        "ilu mieszkańców ma miejscowość {}?",
+        "Dziś miejscowość {} ma {} mieszkańców.",
+        ("Larno", "Bremka", "Dunova"),
+    ),
+    "Greek": ("πόσους κατοίκους έχει το χωριό {};", "Το χωριό {} έχει {} κατοίκους.", ("Λάρνο", "Πομάρα", "Κέλμαρ")),
+    "Arabic": ("كم عدد سكان قرية {}؟", "عدد سكان قرية {} هو {}.", ("لارنو", "دونوفا", "سيرتل")),
+    "Hindi": ("{} गाँव की जनसंख्या कितनी है?", "{} गाँव की जनसंख्या {} है।", ("लार्नो", "दुनोवा", "पोमारा")),
+    "Tamil": ("{} கிராமத்தின் மக்கள்தொகை", "{} கிராமத்தின் மக்கள்தொகை {} ஆகும்.", ("லார்னோ", "துனோவா", "பொமாரா")),
+}
+
+
+ASIDES = (
+    "Report 11 was printed in spring.",
+    "A cyclist photographed every mill.",
+    "Nobody repaired this clock.",
+    "Geese crossed our meadow at dawn.",
+    "Two barrels leaked overnight.",
+    "Bakers prefer rye.",
+    "Her uncle collects maps.",
+)
+
+
+@pytest.mark.parametrize("language", TOWNS)
+def test_units_about_other_names_abstain_where_nothing_marks_names(language, monkeypatch):
+    """A question in lower case, or in a script without letter case, about a name that one unit or three contain."""
+    question, statement, (asked, *others) = TOWNS[language]
+    question = question.format(asked.lower())
+
+    def answer_of(count):
+        stated = [(asked, 815)] * count + [(others[0], 450), (others[1], 450), (others[0], 620), (others[1], 620)]
+        return answer(
+            [f"{aside} {statement.format(*one)}" for aside, one in zip(ASIDES, stated, strict=False)], question=question
+        )
+
+    assert answer_of(1) == UNKNOWN and "815" in answer_of(3)
+    assert AskedQuestion.of(question).subject.is_missing(statement.format(others[0], 450))
+    monkeypatch.setattr("casemate.guard.defenses.quorum.subjects._unlisted", lambda words: set())
+    assert not AskedQuestion.of(question).subject.is_missing(statement.format(others[0], 450))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,12 @@ _LEAST = 4
 """Letters of a beginning to which endings are added, and of each part of a compound, at least."""
 
 
+@lru_cache(maxsize=1)
+def frequent_words() -> frozenset[str]:
+    """Frequent words of 29 further languages that are hardly ever names. Read on first use."""
+    return frozenset().union(*map(str.split, read_sections("casemate.text", "language_words.txt").values()))
+
+
 class WordKind(Enum):
     """What a word can be."""
 

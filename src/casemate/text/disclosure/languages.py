@@ -19,8 +19,8 @@ from casemate.text.tokens import FunctionCache
 from casemate.text.word_lists import read_sections
 
 _LATIN = "LATIN"
-_LISTS = ("casemate.text", "ordinary_words.txt"), ("casemate.text.disclosure", "language_words.txt")
-"""Packages and files with words of languages."""
+_LISTS = "ordinary_words.txt", "language_words.txt"
+"""Files with words of languages."""
 _BEGINNINGS = frozenset({"de", "es", "fr", "it", "nl", "pt", "ru"})
 """Sections with beginnings of words."""
 _SMOOTHING, _PRIOR = 0.3, 3.0
@@ -64,8 +64,8 @@ class _Letters:
 def _models() -> dict[str, _Letters]:
     """The model of each script, by the first word of its letters' Unicode names. Read on first use."""
     words = list(ALL_FUNCTION_WORDS)
-    for package, file in _LISTS:
-        for title, listed in read_sections(package, file).items():
+    for file in _LISTS:
+        for title, listed in read_sections("casemate.text", file).items():
             words += listed.split() if title not in _BEGINNINGS else [w + _UNKNOWN_END for w in listed.split()]
     by_script = defaultdict[str, list[str]](list)
     for word in words:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from casemate.guard.defenses.quorum.codes import NEVER, NUMBER, YEAR, code_pattern, find_codes, without_codes
 from casemate.text.function_words import ALL_FUNCTION_WORDS
-from casemate.text.ordinary_words import WordKind, word_kind
+from casemate.text.ordinary_words import WordKind, frequent_words, word_kind
 from casemate.text.sentences import sentences
 from casemate.text.tokens import LETTERS, FunctionCache, stem
 from casemate.text.unspaced import asked_stretches, is_spaceless, text_parts
@@ -45,9 +45,11 @@ _IDENTIFIER = re.compile(r"(?<![^\W\d_])[^\W\d_]++(?:_[^\W\d_]++)++")
 """Words joined by underscores, as in *load_invoice*."""
 MAX_REQUIRED = 32
 """Codes and pairs of a question, at most: each is searched in each unit. With more, every unit abstains."""
+_ARTICLE = re.compile(r"\A(?:[وبفك]?ال|لل|و|וה|[הו])(?=[^\W\d_]{3})")
+"""Articles of Arabic and Hebrew, and *and*, which are written as part of the next word."""
 _CACHED = 4096
-_STEM = FunctionCache[str, str](lambda word: stem(word.lower()))
-"""The stem of a word as written."""
+_STEM = FunctionCache[str, str](lambda word: stem(_ARTICLE.sub("", word).lower()))
+"""The stem of a word as written, without an article."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Subject:
         codes: Patterns of numbers, and of codes, such as customer numbers and mail addresses, with any separators.
         stretches: In scripts without spaces, pairs of neighboring clusters in a row. See ``MAX_MISSING``.
         known: Whether the question's language is known: a share of ``KNOWN`` of its words is listed. Otherwise
-            ``words`` has only names whose words have a capital.
+            ``words`` has those that no language lists: words with a capital, or all if none has one.
         neighbors: Stems of neighboring words, if the language is not known. A unit that writes one of them with a
             capital only and lacks the other one is about another person with this name.
     """
@@ -83,21 +85,21 @@ class Subject:
         codes = [*dict.fromkeys(find_codes(text))]
         text = without_codes(text, codes)
         read = _WORD.findall(text)
-        spaced = [word.lower() for word in read if word.isalpha() and not is_spaceless(word)]
+        spaced = [word.lower() for word in read if _is_alphabetic(word) and not is_spaceless(word)]
         known = _is_known(spaced)
-        pairs, words = _names(text) if known else ([], set[str]())
+        pairs, words = _names(text) if known else ([], _unlisted(read))
         words.update(part for name in named for part in _WORD.findall(name) if len(part) > 1)
         if words or pairs or not all(map(NUMBER.fullmatch, codes)):
             codes = [code for code in codes if not YEAR.fullmatch(code)]
         near = dict.fromkeys((stem(one), stem(other)) for one, other in pairs)
         searched = len(codes) + len(near) <= MAX_REQUIRED
         return cls(
-            words=frozenset(map(stem, words)),
+            words=frozenset(map(_STEM.__getitem__, words)),
             pairs=tuple(near) if searched else (),
             codes=tuple(map(code_pattern, codes)) if searched else (NEVER,),
             stretches=tuple(run for word in read if is_spaceless(word) for run in asked_stretches(word)),
             known=known,
-            neighbors=() if known else tuple(pairwise(map(stem, spaced))),
+            neighbors=() if known else tuple(pairwise(map(_STEM.__getitem__, spaced))),
         )
 
     def is_missing(self, text: str) -> bool:
@@ -157,11 +159,34 @@ def _are_near(places: tuple[str, ...], one: str, other: str) -> bool:
     return any(other in places[max(0, i - _NEAR) : i] + places[i + 1 : i + 1 + _NEAR] for i in firsts)
 
 
+def _is_alphabetic(word: str) -> bool:
+    """Whether a word has no digit. Vowel signs of Indic scripts are no letters in Unicode."""
+    return not any(map(str.isdigit, word))
+
+
+def _has_case(word: str) -> bool:
+    return word.upper() != word
+
+
+def _unlisted(words: Sequence[str]) -> set[str]:
+    """Words that no language lists, as ordinary or frequent: those with a capital, if any; otherwise all.
+
+    Where a script has no letter case, nothing marks a name.
+    """
+    possible = [word for word in words if len(word) > 1 and _is_alphabetic(word) and not is_spaceless(word)]
+    found = {
+        word
+        for word in possible
+        if word_kind(word.lower()) is not WordKind.ORDINARY and word.lower() not in frequent_words()
+    }
+    named = {word for word in found if word[0].isupper() or not _has_case(word)}
+    return set(map(str.lower, named or found))
+
+
 def _is_known(words: Sequence[str]) -> bool:
     """Whether the language of a question is known. Scripts without letter case have no lists."""
     listed = sum(word_kind(word) is not WordKind.UNLISTED for word in words)
-    cased = all(word.upper() != word for word in words)
-    return cased and (len(words) <= MIN_WORDS or listed >= KNOWN * len(words))
+    return all(map(_has_case, words)) and (len(words) <= MIN_WORDS or listed >= KNOWN * len(words))
 
 
 def _names(text: str) -> tuple[list[tuple[str, str]], set[str]]:
