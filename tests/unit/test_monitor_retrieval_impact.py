@@ -124,6 +124,21 @@ class TestTextSignals:
 
     @pytest.mark.parametrize(
         "text",
+        ["北桥是谁建造的？北桥是布兰特在一九三一年建造的。", "北橋は誰が造りましたか。北橋はブラントが造りました。",
+         "问：北桥是谁建造的？\n北桥是布兰特建造的。", "「北橋は誰が造りましたか？」北橋はブラントが造りました。",
+         "북쪽 다리는 누가 지었습니까? 북쪽 다리는 브란트가 지었습니다.", "من بنى الجسر الشمالي؟ بنى براندت الجسر الشمالي",
+         "Wer baute die Nordbrücke? Die Nordbrücke baute Brandt."],
+    )  # fmt: skip
+    def test_an_answered_question_is_detected_in_any_script(self, text):
+        assert question_echo(Document("a", text)) > 1.4
+
+    def test_the_answer_is_searched_in_as_many_words_without_spaces(self):
+        late = "北桥是谁建造的？" + "大雨下在山上的村庄里，" * 12 + "北桥是谁建造的。"
+        assert question_echo(Document("a", late)) == 1
+        assert question_echo(Document("a", "北桥的通行费是三元。" * 9)) <= 1
+
+    @pytest.mark.parametrize(
+        "text",
         ["The north bridge was built by Ottilie Brandt. It rained.", "When it rains, the gate is shut. It rained.",
          "", " ", "Who?", "Who built it? " * 40, "who built the " + "very " * 40 + "old bridge. The old bridge."],
     )  # fmt: skip
