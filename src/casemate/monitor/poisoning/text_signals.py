@@ -37,11 +37,23 @@ _UNSPACED_LETTER = re.compile(f"[{UNSPACED}]")
 _QUESTION_ENDS = frozenset("?？؟か吗嗎呢까")
 """Question marks, and letters that end a question in Japanese, Chinese and Korean."""
 _MODEL = r"(?:assistant|language model|chatbot|chat ?bot|llm|ai|model|system prompt)"
+_INSTRUCTIONS_ASIDE = (
+    r"\b(?:ignore|disregard|forget|override|bypass|drop)\b.{0,40}"
+    r"\b(?:instructions?|rules|prompts?|guidelines|guardrails|context|documents?|passages?)\b",
+    r"\b(?:ignorier(?:e|t|en sie)|missachte[nt]?|vergiss|vergesst)\b.{0,40}\b(?:anweisung|vorgabe|instruktion|regeln)",
+    r"\b(?:ignor(?:e[zr]?|a|ad|en|ar)|oublie[zr]?|olvid(?:a|e|en|ar)|dimentica(?:te|re)?|esque[cç](?:a|am|er))\b.{0,40}"
+    r"\b(?:instruction|consigne|instruccion|istruzion|instruç|regra|regla|regole)",
+    r"\b(?:negeer|vergeet)\b.{0,40}\b(?:instructies|regels|aanwijzingen)\b",
+    r"\b(?:zignoruj(?:cie)?|ignoruj(?:cie)?|zapomnij(?:cie)?)\b.{0,40}\b(?:polece|instrukcj|zasad)",
+    "(?:忽略|忽视|忽視|无视|無視|忘记|忘記).{0,20}(?:指令|指示|规则|規則|提示词|提示詞)",
+    "(?:指示|命令|指令|ルール|プロンプト).{0,10}(?:無視|忘れ)",
+    "(?:지시|명령|규칙).{0,10}(?:무시|잊)",
+)
+"""In English, German, the Romance languages, Dutch, Polish, Chinese, Japanese and Korean."""
 INSTRUCTION_PATTERNS: dict[str, re.Pattern[str]] = {
     name: re.compile(pattern, re.IGNORECASE | re.DOTALL)
     for name, pattern in {
-        "sets instructions aside": r"\b(?:ignore|disregard|forget|override|bypass|drop)\b.{0,40}"
-        r"\b(?:instructions?|rules|prompts?|guidelines|guardrails|context|documents?|passages?)\b",
+        "sets instructions aside": "|".join(_INSTRUCTIONS_ASIDE),
         "dictates an answer": r"\b(?:when|if|whenever)\b.{0,30}\b(?:asked|asks|question(?:ed)?|queried|prompted)\b"
         r".{0,60}\b(?:answer|say|reply|respond|state|refuse|output)\b",
         "assigns a role to the model": rf"\b(?:you are|act as|pretend to be|you're)\b.{{0,20}}\b{_MODEL}\b",
@@ -57,7 +69,7 @@ INSTRUCTION_PATTERNS: dict[str, re.Pattern[str]] = {
         r"\b(?:sources?|documents?|information|data|reports?|answers?)\b",
     }.items()
 }
-"""English phrases that address a model rather than people: patterns by description."""
+"""Phrases that address a model rather than people: patterns by description. All but the first are English."""
 
 
 def question_echo(document: Document) -> float:
