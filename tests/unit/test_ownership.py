@@ -93,7 +93,7 @@ class TestFacts:
 
 @pytest.mark.parametrize(
     "sentence",
-    ["It was {}.", "看守人是{}，住在城里。", "{}です。", "담당자는 {}입니다", "It was {}'s town.", "Hüter:{}", "**{}**"],
+    ["It was {}.", "看守人是{}，住在城里。", "{}です", "담당자는 {}입니다", "It was {}'s town.", "Hüter:{}", "**{}**"],
 )  # fmt: skip
 def test_answers_in_any_script_state_the_values(sentence):
     asked = ownership_questions(key_of(0), RECORDS)
