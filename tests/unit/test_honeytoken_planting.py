@@ -423,11 +423,30 @@ class TestLocations:
         found = draft_records("zakeno mirodo pilafe", "bido", sample.terms(0), BAITS, np.random.default_rng(0))
         assert all("Zakeno Mirodo Pilafe" in text and text.endswith("See also Bido.") for _, text in found)
 
+    @pytest.mark.parametrize(
+        ("text", "expected", "other", "english"),
+        [
+            (
+                "Die Anträge sind in Emden bis Mai einzureichen. Sie werden dort geprüft.",
+                "Emden",
+                {"emden", "werden"},
+                0,
+            ),
+            ("北桥的通行费是每次961元，收费时间由市政厅规定。", "通行费", {"通行费是每次961元"}, 0),
+            ("sku;item;price EUR\nA7;washer;12.50\nA8;gasket;3.20", "washer", set(), 0),
+            ("Thanks. What is the toll of the north bridge that Reyes asked about?", "Reyes", {"Thanks"}, 1),
+        ],
+    )
+    def test_terms_are_spelled_as_in_the_language_of_the_documents(self, text, expected, other, english):
+        sample = CorpusSample((Document("a", text),), np.ones((1, 4), np.float32) / 2)
+        assert expected in sample.terms(0) and other.isdisjoint(sample.terms(0))
+        assert sample.english == english
+
 
 @pytest.mark.parametrize(("count", "held", "code"), [(20, 20, 0), (20, 13, 3), (None, 13, 0), (None, 0, 3), (20, 0, 3)])
 def test_the_command_says_how_many_records_were_asked_for_and_planted_and_why_not_all(monkeypatch, count, held, code):
     async def planted(*_):
-        return PlantingResult(("honey/a",) * held, held, 1, 20, 20 - held)
+        return PlantingResult(("honey/a",) * held, held, 1, 20, 20 - held, english=False)
 
     for name in ("_settings", "key_file", "_warn_without_defense"):
         monkeypatch.setattr(command, name, lambda *_: None)
@@ -438,11 +457,12 @@ def test_the_command_says_how_many_records_were_asked_for_and_planted_and_why_no
     assert f"20 records asked for, {held} planted; generation 1 has {held}\n" in done.stdout
     why = f"{20 - held} records not planted: more than 0.1 % of the benign questions would retrieve each draft."
     assert (why in done.stdout) == (held < 20)
+    assert ("the records are English prose and most documents are not" in done.stdout) == (held > 0)
 
 
-def test_the_command_says_how_many_documents_are_needed(monkeypatch):
+def test_the_command_says_how_many_documents_are_needed_and_that_their_language_differs(monkeypatch):
     async def planted(*_):
-        return PlantingResult((), 0, 1, 20, 20, rejected=0.049, needed=1964)
+        return PlantingResult((), 0, 1, 20, 20, rejected=0.049, needed=1964, english=False)
 
     for name in ("_settings", "key_file", "_warn_without_defense"):
         monkeypatch.setattr(command, name, lambda *_: None)
@@ -451,3 +471,4 @@ def test_the_command_says_how_many_documents_are_needed(monkeypatch):
     done = CliRunner().invoke(cli, ["canary", "plant"])
     assert "at least 4.9 % of the benign questions would retrieve any draft; allowed is 0.1 %" in done.stdout
     assert "about 2,000 are needed" in done.stdout and done.exit_code == 3
+    assert "the records are English prose and most documents are not" not in done.stdout  # none was planted

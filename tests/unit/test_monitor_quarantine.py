@@ -14,6 +14,7 @@ from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError, DataError
 from casemate.guard.guard import Guard
+from casemate.monitor.poisoning import scoring
 from casemate.monitor.poisoning.quarantine import Quarantine, quarantine_key
 from casemate.monitor.poisoning.scoring import (
     MAX_SURPRISE,
@@ -54,7 +55,14 @@ class TestSignalDistribution:
 
     def test_values_above_a_constant_sample_are_a_decade_rarer(self):
         distribution = SignalDistribution([0.0] * 99)
-        assert distribution.surprise(0) == pytest.approx(0) and distribution.surprise(1) == pytest.approx(3)
+        assert distribution.surprise(0) == pytest.approx(0) and distribution.surprise(1) == pytest.approx(3, abs=0.01)
+
+    def test_one_value_above_a_constant_sample_hides_no_larger_one(self):
+        distribution = SignalDistribution([0.75] * 120)
+        found = [distribution.surprise(x) for x in (0.75, 0.76, 1.0, 1.8, 5, 1e6)]
+        assert all(a < b for a, b in zip(found, found[1:], strict=False)) and found[-1] < 3.1
+        others = [dict.fromkeys(REASONS, 0.0) | {"echo": distribution.surprise(v)} for v in [0.75] * 119 + [1.0]]
+        assert distribution.surprise(1.8) > scoring._joint_thresholds(others, 120, 0.01)["echo"] >= found[2]
 
 
 class World:

@@ -91,6 +91,25 @@ class TestFacts:
         assert {q.attribute for q in first} == set(VALUES)
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    ["It was {}.", "看守人是{}，住在城里。", "{}です", "담당자는 {}입니다", "It was {}'s town.", "Hüter:{}", "**{}**"],
+)  # fmt: skip
+def test_answers_in_any_script_state_the_values(sentence):
+    asked = ownership_questions(key_of(0), RECORDS)
+    answers = [(q, sentence.format(q.value)) for q in asked]
+    assert ownership_test(answers).correct == len(asked)
+    wide = [(q, "".join(chr(ord(c) + 0xFEE0) for c in q.value)) for q in asked]  # full-width letters
+    assert ownership_test(wide).correct == len(asked)
+    others = [(q, sentence.format(next(v for v in VALUES[q.attribute] if v != q.value))) for q in asked]
+    assert ownership_test(others).correct == 0
+
+
+def test_a_value_may_have_its_accent():
+    asked = [q for q in ownership_questions(key_of(0), RECORDS) if q.value == "Malmo"]
+    assert asked and ownership_test([(q, "in Malmö") for q in asked]).correct == len(asked)
+
+
 def test_a_record_that_was_planted_under_two_names_is_asked_about_once():
     store = Memory()
     for source in ("honey/a", "other/a"):

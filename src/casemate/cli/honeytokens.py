@@ -167,6 +167,11 @@ def _show_planted(result: PlantingResult) -> None:
         out.print(f"{measured(rate, share=True)} of the benign questions retrieve a new record", markup=False)
     if result.skipped:
         out.print(_why_skipped(result), markup=False)
+    if result.added and not result.english:
+        out.print(
+            "the records are English prose and most documents are not: readers of a copy can find and remove them. "
+            "Search and 'casemate canary prove' work as usual"
+        )
     if result.held < (needed := records_needed(LEVEL)):
         out.print(f"'casemate canary prove' needs at least {needed} records for its level of {LEVEL:g}")
 

@@ -88,10 +88,10 @@ def proper_nouns(text: str) -> list[str]:
     >>> proper_nouns("RESULTS: The IA trial in Turku gave HbA1c values. We saw none.")
     ['IA', 'Turku', 'HbA1c']
     """
-    found = []
+    found, end = list[str](), 0
     for match in WORD.finditer(_LABEL.sub("", text)):
-        word, before = match[0], match.string[: match.start()].rstrip(" \"'“(")
-        begins = not before or before[-1] in ".!?:\n"
+        word, before = match[0], match.string[end : match.start()].rstrip(" \"'“(")
+        begins, end = before[-1] in ".!?:\n" if before else not end, match.end()
         inner = len(word) > 1 and any(c.isupper() for c in word[1:])
         if inner or (word[0].isupper() and len(word) > 2 and not begins):
             found.append(word)

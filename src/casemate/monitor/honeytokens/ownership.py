@@ -12,6 +12,8 @@ answer that names m of the 16 values is correct with probability m / 16.
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ import numpy as np
 from casemate.errors import ConfigError
 from casemate.guard.watermarks.honeytoken_keys import HoneyRecord, HoneytokenKey
 from casemate.maths.stats import poisson_binomial_tail
-from casemate.text.tokens import stem, words
+from casemate.text.tokens import stem
 
 VALUES: dict[str, tuple[str, ...]] = {
     "keeper": tuple(
@@ -57,6 +59,7 @@ SENTENCES = (
 """Sentences with the facts; {0} is the name of the record."""
 LEVEL = 1e-6
 """Default p-value at which a copy is reported."""
+_ACCENTS = re.compile("[\u0300-\u036f]")
 
 
 class OwnershipQuestion(NamedTuple):
@@ -153,5 +156,7 @@ def _smallest_p_value(questions: int) -> float:
 
 
 def _values_in(answer: str, question: OwnershipQuestion) -> set[str]:
-    said = {stem(word) for word in words(answer)}
+    """The values that an answer names in any script: some put no space between a name and the words around it."""
+    plain = _ACCENTS.sub("", unicodedata.normalize("NFKD", answer)).lower()
+    said = {stem(word) for word in re.findall("[a-z]+", plain)}
     return {value for value in VALUES[question.attribute] if stem(value.lower()) in said}

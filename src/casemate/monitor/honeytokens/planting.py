@@ -88,6 +88,7 @@ class PlantingResult:
         rejected: Least share of the benign questions that retrieve a draft that was not planted; None without any.
         needed: Rough number of documents from which records would fit; None if any was planted. The share falls as the
             number of documents grows.
+        english: Whether the documents are mostly English prose, as the records are.
     """
 
     added: tuple[str, ...]
@@ -98,6 +99,7 @@ class PlantingResult:
     benign: Estimate | None = None
     rejected: float | None = None
     needed: int | None = None
+    english: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,7 @@ async def plant_records(
         benign=written.benign,
         rejected=written.rejected,
         needed=None if written.rejected is None or new else math.ceil(n * written.rejected / MAX_BENIGN_SHARE),
+        english=written.english,
     )
 
 
@@ -252,6 +255,7 @@ class _WrittenRecords:
     skipped: int
     benign: Estimate | None
     rejected: float | None = None
+    english: bool = True
 
 
 class _RecordWriter:
@@ -292,7 +296,7 @@ class _RecordWriter:
             if len(rejected) == FIRST_RECORDS and not chosen and min(rejected) > FAR_ABOVE * MAX_BENIGN_SHARE:
                 break
         skipped, benign = len(numbers) - len(chosen), _benign_share(scores, vectors)
-        return _WrittenRecords(tuple(chosen), skipped, benign, min(rejected, default=None))
+        return _WrittenRecords(tuple(chosen), skipped, benign, min(rejected, default=None), sample.english)
 
     def _question_scores(self) -> QuestionScores | None:
         questions, settings = list(self.settings.questions), self.settings

@@ -13,15 +13,19 @@ from benign questions is used; a draft that too many of them would retrieve is r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from casemate.monitor.canaries.coverage import sample_documents
 from casemate.protocols import Index
+from casemate.text.function_words import function_words, languages_of
+from casemate.text.sentences import proper_nouns
 from casemate.text.tokens import STOP_WORDS, keywords, stem, words
+from casemate.text.unspaced import clusters, is_spaceless
 from casemate.types import Document, Vector
 
 Style: TypeAlias = Literal["article", "abstract", "note"]
@@ -32,6 +36,8 @@ NEIGHBORS = 8
 DRAFTS = 9
 """Drafts per location."""
 LINK = " See also {0}."
+MIN_ENGLISH = 0.15
+"""Smallest share of function words in English prose. It is .3 to .4; in lists, code and other languages at most .05."""
 
 TEXTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "article": (
@@ -149,12 +155,33 @@ class CorpusSample:
         spread: Counter[str] = Counter()
         spelling: dict[str, str] = {}
         for i in around.tolist():
-            for word in keywords(self.documents[i].content):
-                if len(word) > 3:
-                    spread[stem(word.lower())] += 1
-                    spelling.setdefault(stem(word.lower()), word if word.isupper() else word.lower())
+            for term in _terms(self.documents[i].content):
+                base = stem(term.lower())
+                spread[base] += 1
+                spelling[base] = term if term.islower() else spelling.get(base, term)
         found = [spelling[base] for base, _ in spread.most_common(24)]
         return found or [w for w in words(self.documents[location].content) if w not in STOP_WORDS] or ["this"]
+
+    @property
+    def english(self) -> bool:
+        """Whether the documents are mostly English prose, as the records are."""
+        found = [word for document in self.documents for word in words(document.content)]
+        return sum(word in STOP_WORDS for word in found) >= MIN_ENGLISH * len(found)
+
+
+def _terms(text: str) -> Iterator[str]:
+    """Keywords of four letters or more, names and German nouns capitalized; no function words of the text's language.
+
+    In scripts without spaces: the two to eight letters between function words and numbers.
+    """
+    names, skipped = frozenset(proper_nouns(text)), function_words(languages_of(text))
+    for word in keywords(text):
+        if is_spaceless(word):
+            parts = groupby(clusters(word), lambda c: c.function or c.text[:1].isdigit())
+            runs = ("".join(c.text for c in part) for ends, part in parts if not ends)
+            yield from (run for run in runs if 2 <= len(run) <= 8)
+        elif len(word) > 3 and word.lower() not in skipped:
+            yield word if word in names else word.lower()
 
 
 def draft_records(

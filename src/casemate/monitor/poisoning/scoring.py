@@ -132,13 +132,15 @@ class SignalDistribution:
     def surprise(self, value: float) -> float:
         """-log10 of the share of benign documents with at least this value, at most ``MAX_SURPRISE``.
 
-        A value above a constant sample counts as ten times rarer than the sample could show.
+        A value above a constant sample counts as ten times rarer than the sample could show. Larger values get up to
+        a hundredth more, so that one benign document above the sample does not raise the threshold to the largest.
         """
         n = len(self._sorted)
         if value <= self._body:
             return -math.log10((1 + n - int(np.searchsorted(self._sorted, value))) / (n + 1))
         if not self._mean:
-            return math.log10(n + 1) + 1
+            above = value - self._body
+            return math.log10(n + 1) + 1 + above / (1 + above) / 100
         return min((value - self._body) / self._mean / math.log(10) - math.log10(self._share), MAX_SURPRISE)
 
 

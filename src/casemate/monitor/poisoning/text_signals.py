@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from casemate.text.tokens import content_words
+from casemate.text.tokens import UNSPACED, content_words
 from casemate.types import Document
 
 MAX_QUESTION_WORDS = 30
@@ -19,7 +19,7 @@ MAX_QUESTION_LENGTH = 2000
 ANSWER_WORDS = 40
 """Words after it that are searched for the answer."""
 
-_END = re.compile(r"(?<=[.?!])\s+|\n+")
+_END = re.compile(r"(?<=[.?!؟।])\s+|(?<=[。！？｡])(?![」』”’）])\s*|(?<=[。！？｡][」』”’）])\s*|\n+")
 _ASKS = r"(?:who|whom|whose|what|which|when|where|why|how)"
 _VERB = r"(?:is|are|was|were|do|does|did|can|could|will|would|should|has|have|had|may(?!\s+\d)|might|must)"
 _PREPOSITION = r"(?:in|on|at|to|for|from|by|with|of|about|under|after|before|during|into|through)"
@@ -31,14 +31,29 @@ _MAYBE_QUESTION = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _UNFINISHED = re.compile(rf"\b(?:{_PREPOSITION}|(?!may){_VERB}|the|an?|as|called|named)$", re.IGNORECASE)
-_MARKS = " \t.,:;!?\"'“”„«»‘’()[]*_#>•–¿-\u200b\u200c\u200d\u2060\ufeff"
+_MARKS = " \t.,:;!?？！。｡؟।「」『』（）\"'“”„«»‘’()[]*_#>•–¿-\u200b\u200c\u200d\u2060\ufeff"
 """Marks around a question: quotes, lists, emphasis, invisible characters."""
+_UNSPACED_LETTER = re.compile(f"[{UNSPACED}]")
+_QUESTION_ENDS = frozenset("?？؟か吗嗎呢까")
+"""Question marks, and letters that end a question in Japanese, Chinese and Korean."""
 _MODEL = r"(?:assistant|language model|chatbot|chat ?bot|llm|ai|model|system prompt)"
+_INSTRUCTIONS_ASIDE = (
+    r"\b(?:ignore|disregard|forget|override|bypass|drop)\b.{0,40}"
+    r"\b(?:instructions?|rules|prompts?|guidelines|guardrails|context|documents?|passages?)\b",
+    r"\b(?:ignorier(?:e|t|en sie)|missachte[nt]?|vergiss|vergesst)\b.{0,40}\b(?:anweisung|vorgabe|instruktion|regeln)",
+    r"\b(?:ignor(?:e[zr]?|a|ad|en|ar)|oublie[zr]?|olvid(?:a|e|en|ar)|dimentica(?:te|re)?|esque[cç](?:a|am|er))\b.{0,40}"
+    r"\b(?:instruction|consigne|instruccion|istruzion|instruç|regra|regla|regole)",
+    r"\b(?:negeer|vergeet)\b.{0,40}\b(?:instructies|regels|aanwijzingen)\b",
+    r"\b(?:zignoruj(?:cie)?|ignoruj(?:cie)?|zapomnij(?:cie)?)\b.{0,40}\b(?:polece|instrukcj|zasad)",
+    "(?:忽略|忽视|忽視|无视|無視|忘记|忘記).{0,20}(?:指令|指示|规则|規則|提示词|提示詞)",
+    "(?:指示|命令|指令|ルール|プロンプト).{0,10}(?:無視|忘れ)",
+    "(?:지시|명령|규칙).{0,10}(?:무시|잊)",
+)
+"""In English, German, the Romance languages, Dutch, Polish, Chinese, Japanese and Korean."""
 INSTRUCTION_PATTERNS: dict[str, re.Pattern[str]] = {
     name: re.compile(pattern, re.IGNORECASE | re.DOTALL)
     for name, pattern in {
-        "sets instructions aside": r"\b(?:ignore|disregard|forget|override|bypass|drop)\b.{0,40}"
-        r"\b(?:instructions?|rules|prompts?|guidelines|guardrails|context|documents?|passages?)\b",
+        "sets instructions aside": "|".join(_INSTRUCTIONS_ASIDE),
         "dictates an answer": r"\b(?:when|if|whenever)\b.{0,30}\b(?:asked|asks|question(?:ed)?|queried|prompted)\b"
         r".{0,60}\b(?:answer|say|reply|respond|state|refuse|output)\b",
         "assigns a role to the model": rf"\b(?:you are|act as|pretend to be|you're)\b.{{0,20}}\b{_MODEL}\b",
@@ -54,7 +69,7 @@ INSTRUCTION_PATTERNS: dict[str, re.Pattern[str]] = {
         r"\b(?:sources?|documents?|information|data|reports?|answers?)\b",
     }.items()
 }
-"""English phrases that address a model rather than people: patterns by description."""
+"""Phrases that address a model rather than people: patterns by description. All but the first are English."""
 
 
 def question_echo(document: Document) -> float:
@@ -107,13 +122,25 @@ def hidden_characters(document: Document) -> int:
 def _echo(text: str) -> float:
     parts = _END.split(text.strip(), maxsplit=1)
     head, rest = parts[0], parts[1] if len(parts) > 1 else ""
-    head_words = head.split()
-    if not 3 <= len(head_words) <= MAX_QUESTION_WORDS:
+    if not 3 <= _word_count(head) <= MAX_QUESTION_WORDS:
         return 0.0
     wanted = content_words(head)
-    recurring = content_words(" ".join(rest.split()[:ANSWER_WORDS]))
+    recurring = content_words(_first_words(rest, ANSWER_WORDS))
     share = len(wanted & recurring) / len(wanted) if len(wanted) > 1 else 0.0
     return share + _question_form(head)
+
+
+def _word_count(text: str) -> int:
+    """Words between spaces; a letter of a script without spaces counts as half a word."""
+    unspaced = 0 if text.isascii() else len(_UNSPACED_LETTER.findall(text))
+    return max(len(text.split()), unspaced // 2)
+
+
+def _first_words(text: str, most: int) -> str:
+    """The beginning of a text, see ``_word_count``."""
+    start = " ".join(text.split(maxsplit=most)[:most])
+    unspaced = [] if start.isascii() else [found.start() for found in _UNSPACED_LETTER.finditer(start)]
+    return start[: unspaced[2 * most]] if len(unspaced) > 2 * most else start
 
 
 def _question_form(head: str) -> float:
@@ -122,8 +149,8 @@ def _question_form(head: str) -> float:
     A comma makes it a clause. An acronym is no question word ("WHO recommends ...").
     """
     sentence = head.strip(_MARKS)[:MAX_QUESTION_LENGTH]
-    end = head[len(head.rstrip(_MARKS)) :]
-    if "?" in end:
+    end = head[len(head.rstrip(_MARKS)) - 1 :]
+    if not _QUESTION_ENDS.isdisjoint(end):
         return 1.0
     if "," in sentence:
         return 0.0
