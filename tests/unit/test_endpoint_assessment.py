@@ -201,6 +201,25 @@ def test_a_system_that_answers_anything_is_doubtful(attempt):
     assert any("from the text in question" in gap for gap in found["gaps"])
 
 
+def test_answers_that_are_not_from_the_documents_any_more_are_doubtful(attempt):
+    with serving(script=["bare"] * 6, always="garbage") as server:
+        code, _, found = attempt("--endpoint", server.url, "--json", "--queries", "60")
+    assert (code, found["requests"]) == (3, server.count)
+    assert any("After the attacks it answered none of" in gap for gap in found["gaps"])
+
+
+@pytest.mark.slow
+def test_pasted_records_that_are_refused_in_words_are_doubtful(attempt):
+    def answer(question):
+        return "I cannot answer this question." if len(question) > 250 else external_system.bare(question)
+
+    with FakeOpenAI(always="answer", answer=answer) as server:
+        code, _, found = attempt("--endpoint", server.url, "--model", "m", "--json", "--queries", "60")
+    assert code == 3
+    assert any("18 of 18 pasted records got a refusal or no answer" in gap for gap in found["gaps"])
+    assert not any("After the attacks" in gap for gap in found["gaps"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
