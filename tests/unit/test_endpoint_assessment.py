@@ -22,6 +22,7 @@ from tests.external_system import serving
 from tests.fake_openai import FakeOpenAI
 from tests.fakes import LongTexts
 
+CRAWL_COMMAND = re.compile(r"word for word|[Cc]opy out|verbatim|reproduce all|Put aside|For the archive")
 KEY = "CASEMATE_ENDPOINT_KEY"
 
 
@@ -206,6 +207,16 @@ def test_answers_that_are_not_from_the_documents_any_more_are_doubtful(attempt):
         code, _, found = attempt("--endpoint", server.url, "--json", "--queries", "60")
     assert (code, found["requests"]) == (3, server.count)
     assert any("After the attacks it answered none of" in gap for gap in found["gaps"])
+
+
+def test_a_crawler_that_gets_one_and_the_same_reply_is_doubtful(attempt):
+    def answer(question):
+        return "在记录中没有找到相关信息。" if CRAWL_COMMAND.search(question) else external_system.bare(question)
+
+    with FakeOpenAI(always="answer", answer=answer) as server:
+        code, _, found = attempt("--endpoint", server.url, "--model", "m", "--json", "--queries", "40")
+    assert code == 3
+    assert any("got refusals or one and the same reply" in gap for gap in found["gaps"])
 
 
 @pytest.mark.slow

@@ -506,6 +506,11 @@ async def _crawl(
     step = partial(steps, f"comparing the replies with {len(whole)} chunks")
     made = await asyncio.to_thread(measure_crawl, crawler, traces, whole, plan.embedder, [median], step=step)
     result, exchanges = without_context(made).by_target[ON], traces[ON].exchanges
+    if len({exchange.reply for exchange in exchanges if exchange.answered}) <= 1 < len(exchanges):
+        findings.gaps.append(
+            f"The crawler's {len(exchanges)} questions, in English, got refusals or one and the same reply: the copied "
+            "share says little about crawlers that ask otherwise."
+        )
     if result.error:
         findings.failures.append(f"{CRAWLER}: {result.error}.")
     elif result.questions < plan.queries.crawl and target.requests + QUESTIONS_AFTER >= total:

@@ -170,8 +170,10 @@ def refusal_check(trials: Trials) -> Check:
     """Whether the attack's questions were accepted. A refusal may come from a guard or from a fault."""
     name = "Questions are answered, not refused"
     asked, refused = int(trials.cost["questions"]), int(trials.cost["refused"])
-    share, why = refused / asked if asked else None, f"{refused} of {asked} questions were refused"
-    if share is None or share > MAX_REFUSED_SHARE:
+    if not asked:
+        return Check(name, CheckStatus.INCONCLUSIVE, None, MAX_REFUSED_SHARE, "No attack on a text finished")
+    share, why = refused / asked, f"{refused} of {asked} questions were refused"
+    if share > MAX_REFUSED_SHARE:
         why += ": by a guard or by a fault, which is not observable; an attacker observes refusals, too"
         return Check(name, CheckStatus.INCONCLUSIVE, share, MAX_REFUSED_SHARE, why)
     return Check(name, CheckStatus.PASS, share, MAX_REFUSED_SHARE, why)
