@@ -22,6 +22,7 @@ from tests.external_system import serving
 from tests.fake_openai import FakeOpenAI
 from tests.fakes import LongTexts
 
+CRAWL_COMMAND = re.compile(r"word for word|[Cc]opy out|verbatim|reproduce all|Put aside|For the archive")
 KEY = "CASEMATE_ENDPOINT_KEY"
 
 
@@ -199,6 +200,35 @@ def test_a_system_that_answers_anything_is_doubtful(attempt):
         code, _, found = attempt("--endpoint", server.url, "--json", "--queries", "60")
     assert code == 3
     assert any("from the text in question" in gap for gap in found["gaps"])
+
+
+def test_answers_that_are_not_from_the_documents_any_more_are_doubtful(attempt):
+    with serving(script=["bare"] * 6, always="garbage") as server:
+        code, _, found = attempt("--endpoint", server.url, "--json", "--queries", "60")
+    assert (code, found["requests"]) == (3, server.count)
+    assert any("After the attacks it answered none of" in gap for gap in found["gaps"])
+
+
+def test_a_crawler_that_gets_one_and_the_same_reply_is_doubtful(attempt):
+    def answer(question):
+        return "在记录中没有找到相关信息。" if CRAWL_COMMAND.search(question) else external_system.bare(question)
+
+    with FakeOpenAI(always="answer", answer=answer) as server:
+        code, _, found = attempt("--endpoint", server.url, "--model", "m", "--json", "--queries", "40")
+    assert code == 3
+    assert any("got refusals or one and the same reply" in gap for gap in found["gaps"])
+
+
+@pytest.mark.slow
+def test_pasted_records_that_are_refused_in_words_are_doubtful(attempt):
+    def answer(question):
+        return "I cannot answer this question." if len(question) > 250 else external_system.bare(question)
+
+    with FakeOpenAI(always="answer", answer=answer) as server:
+        code, _, found = attempt("--endpoint", server.url, "--model", "m", "--json", "--queries", "60")
+    assert code == 3
+    assert any("18 of 18 pasted records got a refusal or no answer" in gap for gap in found["gaps"])
+    assert not any("After the attacks" in gap for gap in found["gaps"])
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,28 @@ pytest.importorskip("httpx", reason="needs casemate[http]")
 pytest.importorskip("jsonpath_ng", reason="needs casemate[http]")
 
 from casemate import config as configuration
+from casemate.backends.target_answers import partial_answer
 from casemate.backends.targets.http import HttpTarget
 from casemate.backends.targets.openai_endpoint import OpenAIEndpoint
 from casemate.backends.targets.python import PythonTarget
 from casemate.cli.redteam_output import print_result
 from casemate.errors import BackendError, ConfigError
+from casemate.protocols import Target
 from casemate.redteam.campaigns import external
 from casemate.redteam.campaigns.external import ExternalExtractionCampaign, ExternalMembershipCampaign
-from casemate.redteam.campaigns.external_targets import build_external_targets, is_external, override_targets
-from casemate.redteam.campaigns.liveness_checks import QUESTIONS_AFTER, QUESTIONS_BEFORE
+from casemate.redteam.campaigns.external_targets import (
+    MeteredTarget,
+    build_external_targets,
+    is_external,
+    override_targets,
+)
+from casemate.redteam.campaigns.liveness_checks import (
+    QUESTIONS_AFTER,
+    QUESTIONS_BEFORE,
+    LivenessQuestion,
+    LivenessResult,
+    check_still_answers,
+)
 from casemate.redteam.lab.capabilities import CHECKS, NO_BARE_TARGET, Capability
 from casemate.redteam.lab.datasets import genre_auc, split_provided
 from casemate.redteam.lab.results import CheckStatus, load_result
@@ -82,6 +95,23 @@ def of(campaign, status):
 
 def http(fake, **more):
     return {"use": "http", "url": fake.url, "retries": 0, "timeout_s": 20} | more
+
+
+@pytest.mark.parametrize(("text", "found"), [("The toll is {}.", True), ("Please log in.", False), ("", False)])
+def test_a_target_still_answers_if_one_answer_comes_from_its_text(text, found):
+    texts = [Document(str(fee), f"The toll of bridge {fee} is {fee} crowns in {fee + 1} months.") for fee in (41, 52)]
+    asked = tuple(
+        LivenessQuestion(f"What is the toll of {d.id}?", d, [o]) for d, o in zip(texts, texts[::-1], strict=True)
+    )
+
+    class Fixed(Target):
+        async def ask(self, query):
+            return partial_answer(text.format("41 crowns in 42 months" if "41" in query.text else "unknown"))
+
+    before = LivenessResult("on", 2, 2, asked)
+    check = asyncio.run(check_still_answers(MeteredTarget(Fixed()), before, 1))
+    assert (check is None) is found
+    assert check is None or check.status is CheckStatus.INCONCLUSIVE
 
 
 def test_each_target_has_reports_of_its_own_and_none_replaces_those_of_the_own_system(place, tmp_path):
@@ -254,6 +284,23 @@ class TestFailures:
             found = run(settings(place, tmp_path, http(fake), skip_checks=[*UNSEEN, "guard_off", "harmless"]))
         assert "refused" in of(found, CheckStatus.INCONCLUSIVE)["Questions are answered, not refused"]
         assert found.status is not CheckStatus.PASS
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("how", "refused"), [("empty", 20), ("other schema", 20), ("bare", 0)])
+    def test_responses_without_text_count_as_refused(self, place, tmp_path, how, refused):
+        with external_system.serving(script=["bare"] * 40) as fake:
+            fake.script += {"empty": ["empty"] * 20, "other schema": ["other schema", "bare"] * 20}.get(how, [])
+            config = settings(place, tmp_path, http(fake), concurrency=1, members=10, nonmembers=10)
+            found = run(config)
+        assert found.cost["refused"] == refused
+        assert ("Questions are answered, not refused" in of(found, CheckStatus.INCONCLUSIVE)) is bool(refused)
+
+    @pytest.mark.slow
+    def test_a_target_that_ceases_to_answer_from_its_collection_is_inconclusive(self, place, tmp_path):
+        with external_system.serving(script=["bare"] * 45, always="garbage") as fake:
+            found = run(settings(place, tmp_path, http(fake), skip_checks=[*UNSEEN, "guard_off", "harmless"]))
+        why = of(found, CheckStatus.INCONCLUSIVE)["The target (guard on) still answers from its collection"]
+        assert "After the attacks it answered none of 3 questions" in why
 
     def test_an_exhausted_budget_is_inconclusive_and_a_larger_one_resumes(self, place, tmp_path):
         config = settings(place, tmp_path, "guarded", budget=20, skip_checks=[*UNSEEN, "guard_off", "harmless"])

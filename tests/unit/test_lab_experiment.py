@@ -240,6 +240,15 @@ def test_an_aborted_attack_asks_no_more_questions(lab):
     assert len(target.clients) == 2
 
 
+def test_an_attack_that_fails_in_several_trials_at_once_is_logged_once(lab, caplog):
+    class Failing(Name):
+        async def measure(self, candidate, probe, replies):
+            raise ZeroDivisionError
+
+    run(lab.experiment({"failing": Failing()}, concurrency=4))
+    assert [record.message for record in caplog.records].count("the attack failing was aborted: ZeroDivisionError") == 1
+
+
 @dataclass
 class Wrong(Coin):
     """Returns invalid features."""

@@ -167,6 +167,19 @@ def test_a_busy_server_is_retried(server):
     assert ask(endpoint(server, retries=2)).text == "".join(ANSWER)
 
 
+def test_an_interrupted_answer_is_retried(server):
+    server.script = ["empty", "error"]
+    assert ask(endpoint(server, retries=2)).text == "".join(ANSWER)
+    assert len(server.received) == 3
+
+
+@pytest.mark.parametrize(("end", "complete"), [(b"data: [DONE]\n\n", True), (b"", False)])
+def test_a_stream_without_finish_reason_is_complete_at_its_end_marker(end, complete):
+    target = OpenAIEndpoint("m", "http://127.0.0.1/v1")
+    text = b'data: {"choices": [{"delta": {"content": "It is [DONE]."}}]}\n\n'
+    assert target._read(HttpResponse("text/event-stream", text + end)) == ("It is [DONE].", complete)
+
+
 @pytest.mark.parametrize("how", ["stall", "slow"])
 def test_a_server_that_stalls_or_never_ends_times_out(server, how):
     server.script = [how]

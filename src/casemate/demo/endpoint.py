@@ -22,7 +22,7 @@ from casemate import config as configuration
 from casemate.config import Config, PluginSpec
 from casemate.demo.assessment import CRAWLER, MIN_RECORD_WORDS, PLAIN_QUESTIONS, QUOTE_WORDS, SEED, quotes
 from casemate.demo.sample import SampledCorpus
-from casemate.errors import BackendError, ConfigError, DataError, QueryError
+from casemate.errors import BackendError, BudgetExhausted, ConfigError, DataError, QueryError
 from casemate.maths import stats
 from casemate.maths.stats import Estimate
 from casemate.plugins import build
@@ -30,7 +30,14 @@ from casemate.protocols import Embedder, MembershipAttack, Progress, Steps
 from casemate.rag.chunking import split_document
 from casemate.rag.corpus import Problem
 from casemate.redteam.campaigns.external_targets import ExternalTargets, MeteredTarget, build_external_targets
-from casemate.redteam.campaigns.liveness_checks import LivenessResult, check_liveness, genre_check, refusal_check
+from casemate.redteam.campaigns.liveness_checks import (
+    QUESTIONS_AFTER,
+    LivenessResult,
+    check_liveness,
+    check_still_answers,
+    genre_check,
+    refusal_check,
+)
 from casemate.redteam.lab.datasets import MIN_CANDIDATES, IndexedSource, Split, split_from_pools
 from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan
@@ -47,7 +54,7 @@ log = logging.getLogger(__name__)
 QUERIES, MIN_QUERIES = 200, 40
 """Default number of requests, and the useful minimum."""
 PLAIN_SHARE, PASTED_SHARE = 0.1, 0.6
-"""Shares of the requests for ordinary questions and for pasted texts; the rest is for the crawl."""
+"""Shares of the requests for ordinary questions and for pasted texts; the rest is for crawl and end."""
 MIN_SHORT_RECORD_WORDS = 30
 """Minimum length of a record if too few are longer: half of it is still longer than a quotation."""
 MAX_CHUNKS = 600
@@ -158,7 +165,8 @@ class EndpointPlan:
         pasted = f"{2 * pairs} with a pasted text ({pairs} records, {pairs} of the baseline), " if pairs else ""
         return (
             f"At most {total} requests to {self.name}, retries included: {plain} ordinary questions, {pasted}"
-            f"{crawl} of a crawler. Baseline: {self.baseline}. Change the number with --queries."
+            f"{crawl} of a crawler, {QUESTIONS_AFTER} of the ordinary ones again. Baseline: {self.baseline}. "
+            "Change the number with --queries."
         )
 
 
@@ -204,7 +212,7 @@ def plan_endpoint(
         records=tuple(records),
         others=tuple(others),
         baseline=baseline,
-        queries=QueryPlan(queries, plain, pairs, queries - plain - 2 * pairs),
+        queries=QueryPlan(queries, plain, pairs, queries - plain - 2 * pairs - QUESTIONS_AFTER),
         embedder=embedder,
         problems=tuple(corpus.problems),
         left_out=corpus.left_out,
@@ -310,6 +318,8 @@ async def try_endpoint(plan: EndpointPlan, steps: Steps) -> EndpointAssessment:
     with CampaignStore(folder / "campaigns.db") as store:
         pasted = await _paste(plan, target, store, steps, findings)
         crawl, crawled = await _crawl(plan, target, store, steps, findings)
+    if not findings.failures:
+        await _check_end(plan, target, plain, findings)
     return EndpointAssessment(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=time.monotonic() - began,
@@ -423,10 +433,27 @@ async def _paste(
     )
     if not inside or not outside:
         return None
+    if 2 * (unanswered := sum(not exchange.answered for _, exchange in inside)) > len(inside):
+        findings.gaps.append(
+            f"{unanswered} of {len(inside)} pasted records got a refusal or no answer: the AUC and the quoted share "
+            "say little about questions that the system answers."
+        )
     quoted, others = ([quotes(d.text, e.question, e.reply) for d, e in pairs] for pairs in (inside, outside))
     record, shown = inside[quoted.index(True) if True in quoted else 0]
     records, baseline = (stats.proportion(sum(found), len(found)) for found in (quoted, others))
     return PastedTexts(shown.question, shown.reply, record.text, records, baseline, result)
+
+
+async def _check_end(plan: EndpointPlan, target: MeteredTarget, before: LivenessResult, findings: _Findings) -> None:
+    """Checks that the system still answers from its documents, with the requests that are left."""
+    if not before.proven:
+        return  # a gap already
+    try:
+        check = await check_still_answers(target, before, plan.config.redteam.concurrency)
+    except (BackendError, BudgetExhausted) as error:
+        findings.gaps.append(f"Whether the system still answered at the end is unknown: {error}.")
+    else:
+        findings.gaps += [f"{check.why}."] if check else []
 
 
 async def _pause() -> None:
@@ -459,7 +486,10 @@ async def _crawl(
     plan: EndpointPlan, target: MeteredTarget, store: CampaignStore, steps: Steps, findings: _Findings
 ) -> tuple[ExtractionResult | None, Exchange | None]:
     """Crawls the system, and compares the replies with the sampled chunks. Returns the result and the last exchange."""
-    total, questions = plan.queries.total, min(plan.queries.crawl, plan.queries.total - target.requests)
+    total, questions = (
+        plan.queries.total,
+        min(plan.queries.crawl, plan.queries.total - target.requests - QUESTIONS_AFTER),
+    )
     if questions < 1 or findings.failures:
         return None, None
     settings = CrawlPlan(seed=SEED, k=plan.config.rag.k, questions=questions, waits=())
@@ -476,9 +506,14 @@ async def _crawl(
     step = partial(steps, f"comparing the replies with {len(whole)} chunks")
     made = await asyncio.to_thread(measure_crawl, crawler, traces, whole, plan.embedder, [median], step=step)
     result, exchanges = without_context(made).by_target[ON], traces[ON].exchanges
+    if len({exchange.reply for exchange in exchanges if exchange.answered}) <= 1 < len(exchanges):
+        findings.gaps.append(
+            f"The crawler's {len(exchanges)} questions, in English, got refusals or one and the same reply: the copied "
+            "share says little about crawlers that ask otherwise."
+        )
     if result.error:
         findings.failures.append(f"{CRAWLER}: {result.error}.")
-    elif result.questions < plan.queries.crawl and target.requests >= total:
+    elif result.questions < plan.queries.crawl and target.requests + QUESTIONS_AFTER >= total:
         findings.gaps.append(
             f"All {total} requests were used, some for retries or repeated questions: the crawler asked "
             f"{result.questions} of {plan.queries.crawl} questions."

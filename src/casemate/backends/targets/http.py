@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 from casemate.backends.target_answers import flatten, partial_answer
 from casemate.errors import ConfigError, needs
 from casemate.protocols import Target
-from casemate.runtime.http_client import HttpClient, require_address
+from casemate.runtime.http_client import HttpClient, RequestRefused, require_address
 from casemate.types import Answer, Query, Secret
 
 NAME = "http"
@@ -87,6 +87,12 @@ class HttpTarget(Target):
         return self._http.requests
 
     async def ask(self, query: Query) -> Answer:
+        """Answers one query.
+
+        Raises:
+            RequestRefused: If the response has no text at the path of the answer.
+            BackendError: If the endpoint cannot be reached, or its response cannot be read.
+        """
         url = _PLACEHOLDER.sub(lambda m: _url_quoted(query, m[1]), self.url)
         body = None if self._body is None else json.dumps(_fill(self._body, query)).encode()
         headers = {"accept": "application/json", "content-type": "application/json"}
@@ -95,15 +101,22 @@ class HttpTarget(Target):
         reply = self._http.json(self.url, await self._http.send(self.method, url, headers, body))
         try:
             return self._answer(reply)
+        except LookupError as error:  # content filters answer some questions in another form
+            raise self._http.error(self.url, str(error), kind=RequestRefused) from None
         except ValueError as error:
             raise self._http.error(self.url, str(error)) from None
 
     def _answer(self, reply: Any) -> Answer:
-        """Extracts the answer by the configured paths; ``ValueError``: a value is missing or has the wrong type."""
+        """Extracts the answer by the configured paths.
+
+        Raises:
+            LookupError: If there is no text.
+            ValueError: If a detail has the wrong type.
+        """
         found = {name: flatten([match.value for match in path.find(reply)]) for name, path in self._paths.items()}
         texts = found["answer"]
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"the response has no text at http.answer ({self.answer}); correct the path")
+            raise LookupError(f"the response has no text at http.answer ({self.answer}); correct the path")
         return partial_answer("".join(texts), *(found.get(name) for name in ("ids", "sources", "scores")))
 
     def _require_question(self) -> None:

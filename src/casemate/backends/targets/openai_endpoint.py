@@ -6,9 +6,11 @@ It receives the question, and earlier turns if configured, and returns the answe
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from casemate.backends.clients.openai import server_address
@@ -17,10 +19,16 @@ from casemate.backends.target_answers import partial_answer
 from casemate.errors import BackendError, ConfigError, require_range
 from casemate.protocols import Target
 from casemate.runtime.http_client import HttpClient, HttpResponse, RequestRefused, host_of, require_address
+from casemate.runtime.retry import exponential_backoff, retry
 from casemate.types import Answer, Query, Secret
 
 NAME = "openai_endpoint"
+_END = re.compile(rb"^data:\s*\[DONE\]\s*$", re.MULTILINE)
 CONVERSATIONS = 10_000  # clients whose turns are kept; the one that asked least recently is dropped
+
+
+class _Interrupted(BackendError):
+    """The stream of an answer ended early or with an error."""
 
 
 @dataclass(eq=False)
@@ -39,8 +47,8 @@ class OpenAIEndpoint(Target):
         turns: Earlier questions and answers of the same client that are sent with a question, as chat applications do:
             an attack of several questions is one conversation. 0: each question alone.
         timeout_s: Limit of one attempt, until the last byte.
-        retries: Further attempts when the server is busy (429), fails (5xx) or cannot be reached. Honors
-            ``Retry-After``.
+        retries: Further attempts when the server is busy (429), fails (5xx), cannot be reached, or interrupts the
+            answer. Honors ``Retry-After``.
         requests_per_s: Rate limit. 0: none. Waiting counts towards the caller's timeout.
         max_bytes: Largest size of a response. A streamed one has some hundred bytes per token.
         max_requests: Largest number of requests, retries included. 0: no limit.
@@ -103,6 +111,10 @@ class OpenAIEndpoint(Target):
         return found
 
     async def _send(self, query: Query, turns: tuple[tuple[str, str], ...]) -> str:
+        """The answer; interrupted streams are retried like failed requests."""
+        return await retry(partial(self._attempt, query, turns), self.retries, _delay)
+
+    async def _attempt(self, query: Query, turns: tuple[tuple[str, str], ...]) -> str:
         headers = {"content-type": "application/json"}
         if self.api_key:
             headers["authorization"] = Secret(f"Bearer {str(self.api_key)}")
@@ -114,7 +126,7 @@ class OpenAIEndpoint(Target):
                 f"the response cannot be parsed ({type(error).__name__}); check that the API is OpenAI-compatible"
             ) from None
         if not complete:
-            raise self._error("the answer was interrupted; try again, or see the server's log", True)
+            raise self._error("the answer was interrupted; try again, or see the server's log", True, _Interrupted)
         if not text:
             problem = "the answer is empty; check that base_url and model name a chat model"
             raise self._error(problem, kind=RequestRefused)
@@ -144,11 +156,12 @@ class OpenAIEndpoint(Target):
         parts, complete = [], False
         for chunk in _events(response.data):
             if "error" in chunk:
-                raise self._error("the server sent an error; see its log", True)
+                raise self._error("the server sent an error; see its log", True, _Interrupted)
             for choice in chunk.get("choices", [])[:1]:
                 parts.append(_message_text(choice.get("delta") or {}))
                 complete = complete or bool(choice.get("finish_reason"))
-        return "".join(parts), complete
+        text = "".join(parts)
+        return text, complete or bool(text and _END.search(response.data))  # some servers send no finish_reason
 
     def _error(self, problem: str, retryable: bool = False, kind: type[BackendError] = BackendError) -> BackendError:
         return self._http.error(self._url, f"model {self.model!r}: {problem}", retryable, kind)
@@ -169,6 +182,10 @@ async def only_model(base_url: str, api_key: str) -> str:
         listed = f"several models: {', '.join(names[:20])}" if names else "no model that writes answers"
         raise ConfigError(f"{host_of(url)} lists {listed}")
     return names[0]
+
+
+def _delay(error: Exception, attempt: int) -> float | None:
+    return exponential_backoff(attempt) if isinstance(error, _Interrupted) else None
 
 
 def _events(data: bytes) -> Iterator[dict[str, Any]]:

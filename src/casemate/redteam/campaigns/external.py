@@ -25,8 +25,10 @@ from casemate.redteam.campaigns.external_targets import ExternalTargets, build_e
 from casemate.redteam.campaigns.extraction import ExtractionRunner, crawl_plan
 from casemate.redteam.campaigns.liveness_checks import (
     QUESTIONS_BEFORE,
+    LivenessResult,
     check_liveness,
     check_reachable,
+    check_still_answers,
     genre_check,
     refusal_check,
 )
@@ -118,6 +120,7 @@ class ExternalSystem(TargetSystem):
         super().__init__(evidence, [*skipped, *(() if OFF in external.targets else (NO_BARE_TARGET,))])
         self._section, self._external, self._documents = config.redteam, external, documents
         self._progress = progress
+        self._alive: dict[str, LivenessResult] = {}
 
     async def check_before(self, steps: Steps) -> None:
         """Checks that each target answers from its collection, as far as texts are provided."""
@@ -125,17 +128,25 @@ class ExternalSystem(TargetSystem):
         if self._progress is None:
             return
         if not self._documents:
-            await check_reachable(external, (), section.concurrency)
+            for target in external.targets.values():
+                await check_reachable(target, (), section.concurrency)
             return
         for side, target in external.targets.items():
             with steps(f"asking {external.names[side]} about provided texts", QUESTIONS_BEFORE) as count:
                 found = await check_liveness(side, target, self._documents, section, progress=count)
             self.checks.append(found.check)
+            self._alive[side] = found
 
     async def check_after(self) -> None:
-        """Checks that each target still answers."""
-        if self._progress is not None:
-            await check_reachable(self._external, self._documents, self._section.concurrency)
+        """Checks that each target still answers, and still from its collection."""
+        if self._progress is None:
+            return
+        for side, target in self._external.targets.items():
+            before, concurrency = self._alive.get(side), self._section.concurrency
+            if before is None or not before.proven:
+                await check_reachable(target, self._documents, concurrency)
+            elif check := await check_still_answers(target, before, concurrency):
+                self.checks.append(check)
 
     def cost(self) -> dict[str, float]:
         return self._external.cost()

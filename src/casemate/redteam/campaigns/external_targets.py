@@ -48,16 +48,19 @@ class MeteredTarget(Target):
         """Answers one query. Verdicts are dropped: they would not be those of a guard built by the lab.
 
         Raises:
-            QueryError: If the target refuses this question but answers the proof.
+            QueryError: If the target refuses this question but answers the proof, or its answer is empty.
             BackendError: If it fails.
         """
         try:
-            return await self._ask(query)
+            answer = await self._ask(query)
         except RequestRefused as error:
             if self.proof is None:
                 raise
             await self._ask(self.proof)
             raise QueryError(str(error)) from error
+        if not answer.text.strip():
+            raise QueryError("the answer is empty")
+        return answer
 
     async def _ask(self, query: Query) -> Answer:
         self.questions += 1

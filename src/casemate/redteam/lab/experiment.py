@@ -376,8 +376,9 @@ class Experiment:
 
     def _abort(self, name: str, error: Exception) -> None:
         """Aborts an attack. Only the message of a `CasemateError` is kept: others may quote a document."""
+        if name not in self._errors:  # trials in progress fail for the same reason
+            log.error("the attack %s was aborted: %s", name, describe_error(error))
         self._errors[name] = describe_error(error)
-        log.error("the attack %s was aborted: %s", name, self._errors[name])
         log.debug("traceback of the aborted attack", exc_info=error)
 
 
