@@ -257,6 +257,11 @@ def test_a_target_of_the_configuration_is_given_by_its_name(attempt, folder):
     assert found["endpoint"].startswith("127.0.0.1")
 
 
+def test_a_text_without_spaces_is_long_enough_to_paste():
+    chunks = [Document("short", "北桥通行费3元。" * 5), Document("long", "北桥每天早上六点开放，通行费三元。" * 8)]
+    assert [d.id for d in endpoint._records(chunks, 2, np.random.default_rng(1))] == ["long"]
+
+
 def test_recombined_texts_have_the_records_words_but_none_of_their_halves():
     records = [Document(f"{i}", " ".join(f"Fact {i} of part {j} is w{i}x{j}." for j in range(9))) for i in range(12)]
     made = endpoint.recombined(records, np.random.default_rng(0))

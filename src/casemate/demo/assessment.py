@@ -51,7 +51,7 @@ from casemate.system import App
 from casemate.text.refusals import is_refusal
 from casemate.text.sentences import restore_names
 from casemate.text.synthetic_questions import generate_questions, generate_with_documents
-from casemate.text.tokens import ReferenceCorpus, ngrams, words
+from casemate.text.tokens import ReferenceCorpus, count_words, ngrams
 from casemate.types import Document, Query, Vector
 
 RECORDS, MIN_RECORD_WORDS, QUOTE_WORDS = 20, 60, 12
@@ -275,7 +275,7 @@ async def _paste_records(
     targets: dict[str, Target], chunks: Sequence[Document], rng: np.random.Generator, k: int, count: Progress
 ) -> PastedRecord | None:
     """Pastes the first half of some records, as the attack s2mia does, and searches the replies for the other half."""
-    long = [d for d in chunks if len(words(d.text)) >= MIN_RECORD_WORDS]
+    long = [d for d in chunks if count_words(d.text) >= MIN_RECORD_WORDS]
     records = [long[i] for i in rng.permutation(len(long))[:RECORDS]]
     attack: MembershipAttack = build("attack", PluginSpec(use="s2mia"))
     found = []

@@ -47,7 +47,7 @@ from casemate.redteam.lab.results import AttackResult, CheckStatus, ExtractionRe
 from casemate.redteam.lab.store import CampaignStore, Exchange
 from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.text.sentences import sentences
-from casemate.text.tokens import words
+from casemate.text.tokens import count_words
 from casemate.types import Answer, Document, Query
 
 log = logging.getLogger(__name__)
@@ -263,7 +263,7 @@ def _chunks(documents: Sequence[Document], embedder: Embedder, prefix: str = "")
 
 def _records(chunks: Sequence[Document], wanted: int, rng: np.random.Generator) -> list[Document]:
     """Chunks to paste, as texts of their own: long ones first, then shorter ones if too few are long."""
-    lengths = [len(words(chunk.text)) for chunk in chunks]
+    lengths = [count_words(chunk.text) for chunk in chunks]
     order = [i for i in rng.permutation(len(chunks)).tolist() if lengths[i] >= MIN_SHORT_RECORD_WORDS]
     chosen = sorted(order, key=lambda i: lengths[i] < MIN_RECORD_WORDS)[:wanted]
     return [Document(chunks[i].id, chunks[i].text) for i in chosen]

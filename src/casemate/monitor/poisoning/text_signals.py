@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from casemate.text.tokens import UNSPACED, content_words
+from casemate.text.tokens import UNSPACED, content_words, count_words
 from casemate.types import Document
 
 MAX_QUESTION_WORDS = 30
@@ -122,7 +122,7 @@ def hidden_characters(document: Document) -> int:
 def _echo(text: str) -> float:
     parts = _END.split(text.strip(), maxsplit=1)
     head, rest = parts[0], parts[1] if len(parts) > 1 else ""
-    if not 3 <= _word_count(head) <= MAX_QUESTION_WORDS:
+    if not 3 <= count_words(head) <= MAX_QUESTION_WORDS:
         return 0.0
     wanted = content_words(head)
     recurring = content_words(_first_words(rest, ANSWER_WORDS))
@@ -130,14 +130,8 @@ def _echo(text: str) -> float:
     return share + _question_form(head)
 
 
-def _word_count(text: str) -> int:
-    """Words between spaces; a letter of a script without spaces counts as half a word."""
-    unspaced = 0 if text.isascii() else len(_UNSPACED_LETTER.findall(text))
-    return max(len(text.split()), unspaced // 2)
-
-
 def _first_words(text: str, most: int) -> str:
-    """The beginning of a text, see ``_word_count``."""
+    """The beginning of a text, see ``count_words``."""
     start = " ".join(text.split(maxsplit=most)[:most])
     unspaced = [] if start.isascii() else [found.start() for found in _UNSPACED_LETTER.finditer(start)]
     return start[: unspaced[2 * most]] if len(unspaced) > 2 * most else start
