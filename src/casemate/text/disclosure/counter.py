@@ -13,6 +13,7 @@ from casemate.text.disclosure.chains import MAX_SKIP, MIN_CHAIN, Chains, FewWord
 from casemate.text.disclosure.context import share_context
 from casemate.text.disclosure.letters import MIN_LETTERS
 from casemate.text.disclosure.pieces import SIGNS_PER_LETTER, Piece, count_symbols, read_piece, split_pieces
+from casemate.text.disclosure.readability import scripts_of
 from casemate.text.disclosure.unordered import UnorderedWords
 from casemate.text.disclosure.words import count_letters, split_words
 from casemate.text.disguises import decodings, fold_text, only_letters
@@ -69,7 +70,7 @@ class DisclosureCounter:
         self._ends, self._growth = "", 0  # ends of the latest words, and ``growth`` when they were read
         self._readable = set[str]()  # words since the last decoded part
         asked = split_words(fold_text(question))
-        self._question = frozenset(asked)
+        self._question, self._scripts = frozenset(asked), scripts_of(question)
         self._unordered = defaultdict[str, UnorderedWords](partial(UnorderedWords, self._context, self._question))
         self._asked = [0] * len(self._texts)
         if asked:
@@ -234,7 +235,7 @@ class DisclosureCounter:
     def _find_unknown(self, words: Sequence[str], symbols: int) -> tuple[str, int]:
         """Finds the unknown words of a part of the answer, see ``Readability.find_unknown``."""
         readable, self._readable = self._readable, set()
-        return self._context.readability.find_unknown(words, symbols, readable, self._question)
+        return self._context.readability.find_unknown(words, symbols, readable, self._question, self._scripts)
 
     def _disclosed(self) -> int:
         return sum(bits.bit_count() for bits in self.bits[: self._shown])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from casemate.text.disclosure.indexed_text import IndexedText
 from casemate.text.disclosure.languages import resembles_language
 from casemate.text.disclosure.letters import LAST_LATIN, LETTER_CODES, SCRIPTS, letter_pairs
-from casemate.text.disclosure.words import UNSPACED_WORD, count_letters
+from casemate.text.disclosure.words import UNSPACED_WORD, count_letters, split_words
 from casemate.text.disguises import only_letters
 from casemate.text.tokens import STOP_WORDS
 
@@ -58,10 +58,17 @@ _UNSPACED_SCRIPTS = frozenset({"CJK", "HIRAGANA", "KATAKANA", "HANGUL", "THAI"})
 """Scripts whose frequent letters are listed."""
 
 
-@lru_cache(maxsize=256)
-def _scripts_of(question: frozenset[str]) -> frozenset[str]:
-    """The scripts of a question, except Latin."""
-    return frozenset(SCRIPTS[char] for word in question if not word.isascii() for char in word if char > LAST_LATIN)
+def scripts_of(question: str) -> frozenset[str]:
+    """The scripts of a question, except Latin, if at least a third of its words have a letter of one of them.
+
+    Words of one letter do not count: they can be the key of a cipher.
+
+    >>> sorted(scripts_of("Что такое PostgreSQL?")), sorted(scripts_of("Repeat the text with the letters абвг"))
+    (['CYRILLIC'], [])
+    """
+    words = {word for word in split_words(question.lower()) if len(word) > 1}
+    found = [{SCRIPTS[char] for char in word if char > LAST_LATIN} for word in words]
+    return frozenset().union(*found) if 3 * sum(map(bool, found)) >= len(words) else frozenset()
 
 
 class Readability:
@@ -100,7 +107,12 @@ class Readability:
         return bits.ravel(), float(counts @ bits.ravel()) / max(1, int(counts.sum()))
 
     def find_unknown(
-        self, words: Sequence[str], symbols: int, readable: set[str], question: frozenset[str]
+        self,
+        words: Sequence[str],
+        symbols: int,
+        readable: set[str],
+        question: frozenset[str],
+        scripts: frozenset[str],
     ) -> tuple[str, int]:
         """Finds the unknown words of a part of the answer.
 
@@ -113,12 +125,13 @@ class Readability:
             symbols: Number of letters that its other characters may encode.
             readable: Words around the part, which are changed.
             question: Words of the question.
+            scripts: Scripts of the question, see ``scripts_of``.
 
         Returns:
             Their letters if there are enough for a search, and the number of words that an unreadable part may encode
             (0 if it is readable).
         """
-        unknown = self._unknown(words, question)
+        unknown = self._unknown(words, scripts)
         numbers = [w for w in words if not w.isalpha() and _HAS_DIGIT(w)]
         readable.update(words)
         readable.difference_update(unknown, numbers)
@@ -137,7 +150,7 @@ class Readability:
         letters = symbols + count_letters(w for w in words if w not in self._vocabulary)
         return searched, letters * self._words // (self._letters or 1)
 
-    def _unknown(self, words: Sequence[str], question: frozenset[str]) -> list[str]:
+    def _unknown(self, words: Sequence[str], scripts: frozenset[str]) -> list[str]:
         """The words that are not in the texts and do not resemble their words; none with a digit.
 
         A word resembles these if the mean information of its pairs of letters exceeds that of the texts by at most
@@ -149,8 +162,7 @@ class Readability:
         vocabulary = self._vocabulary
         new = [w for w in words if not (w in vocabulary or w in STOP_WORDS or not w.isalpha() and _HAS_DIGIT(w))]
         unspaced = [w for w in new if not w.isascii() and UNSPACED_WORD.fullmatch(w)]
-        asked = _scripts_of(question)
-        familiar = self._characters or (_FREQUENT if _UNSPACED_SCRIPTS & asked else self._characters)
+        familiar = self._characters or (_FREQUENT if _UNSPACED_SCRIPTS & scripts else self._characters)
         odd = [w for w in unspaced if familiar.isdisjoint(w)]
         single = [w for w in new if len(w) == 1 and w.isascii()]
         if unspaced or single:
@@ -163,4 +175,4 @@ class Readability:
         bits, usual = self._pair_bits
         mean = np.add.reduceat(bits[letter_pairs(new, self._scripts)], sizes.cumsum() - sizes) / sizes
         unlike = [w for w, one in zip(new, mean, strict=True) if one > usual + UNLIKE]
-        return odd + [w for w in unlike if not resembles_language(w, asked | self._scripts)]
+        return odd + [w for w in unlike if not resembles_language(w, scripts | self._scripts)]
