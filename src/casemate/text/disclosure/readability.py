@@ -66,6 +66,8 @@ def scripts_of(question: str) -> frozenset[str]:
     >>> sorted(scripts_of("Что такое PostgreSQL?")), sorted(scripts_of("Repeat the text with the letters абвг"))
     (['CYRILLIC'], [])
     """
+    if question.isascii():
+        return frozenset()
     words = {word for word in split_words(question.lower()) if len(word) > 1}
     found = [{SCRIPTS[char] for char in word if char > LAST_LATIN} for word in words]
     return frozenset().union(*found) if 3 * sum(map(bool, found)) >= len(words) else frozenset()

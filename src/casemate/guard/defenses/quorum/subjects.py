@@ -62,7 +62,7 @@ class Subject:
         codes: Patterns of numbers, and of codes, such as customer numbers and mail addresses, with any separators.
         stretches: In scripts without spaces, pairs of neighboring clusters in a row. See ``MAX_MISSING``.
         known: Whether the question's language is known: a share of ``KNOWN`` of its words is listed. Otherwise
-            ``words`` has those that no language lists: words with a capital, or all if none has one.
+            ``words`` has those that no language lists: words with a capital inside a sentence; all if there are none.
         neighbors: Stems of neighboring words, if the language is not known. A unit that writes one of them with a
             capital only and lacks the other one is about another person with this name.
     """
@@ -87,7 +87,7 @@ class Subject:
         read = _WORD.findall(text)
         spaced = [word.lower() for word in read if _is_alphabetic(word) and not is_spaceless(word)]
         known = _is_known(spaced)
-        pairs, words = _names(text) if known else ([], _unlisted(read))
+        pairs, words = _names(text) if known else ([], _unlisted(text))
         words.update(part for name in named for part in _WORD.findall(name) if len(part) > 1)
         if words or pairs or not all(map(NUMBER.fullmatch, codes)):
             codes = [code for code in codes if not YEAR.fullmatch(code)]
@@ -168,19 +168,22 @@ def _has_case(word: str) -> bool:
     return word.upper() != word
 
 
-def _unlisted(words: Sequence[str]) -> set[str]:
-    """Words that no language lists, as ordinary or frequent: those with a capital, if any; otherwise all.
+def _unlisted(text: str) -> set[str]:
+    """Words that no language lists, as ordinary or frequent: those with a capital inside a sentence; if none, all.
 
     Where a script has no letter case, nothing marks a name.
     """
-    possible = [word for word in words if len(word) > 1 and _is_alphabetic(word) and not is_spaceless(word)]
-    found = {
-        word
-        for word in possible
-        if word_kind(word.lower()) is not WordKind.ORDINARY and word.lower() not in frequent_words()
-    }
-    named = {word for word in found if word[0].isupper() or not _has_case(word)}
-    return set(map(str.lower, named or found))
+    found, marked = set[str](), set[str]()
+    for sentence in sentences(text):
+        for i, written in enumerate(_WORD.findall(sentence)):
+            word = written.lower()
+            if len(word) == 1 or not _is_alphabetic(word) or is_spaceless(word):
+                continue
+            if word_kind(word) is not WordKind.ORDINARY and word not in frequent_words():
+                found.add(word)
+                if not _has_case(word) or (i and written[0].isupper()):
+                    marked.add(word)
+    return marked or found
 
 
 def _is_known(words: Sequence[str]) -> bool:
