@@ -169,21 +169,25 @@ def _has_case(word: str) -> bool:
 
 
 def _unlisted(text: str) -> set[str]:
-    """Words that no language lists, as ordinary or frequent: those with a capital inside a sentence; if none, all.
+    """Words that may be names: those with a capital inside a sentence, or all if there are none.
 
-    Where a script has no letter case, nothing marks a name.
+    All words of scripts without letter case are among them, because nothing marks a name there.
     """
-    found, marked = set[str](), set[str]()
-    for sentence in sentences(text):
-        for i, written in enumerate(_WORD.findall(sentence)):
-            word = written.lower()
-            if len(word) == 1 or not _is_alphabetic(word) or is_spaceless(word):
-                continue
-            if word_kind(word) is not WordKind.ORDINARY and word not in frequent_words():
-                found.add(word)
-                if not _has_case(word) or (i and written[0].isupper()):
-                    marked.add(word)
-    return marked or found
+    found = [
+        (written.lower(), i > 0 and written[0].isupper())
+        for sentence in sentences(text)
+        for i, written in enumerate(_WORD.findall(sentence))
+        if _may_be_name(written.lower())
+    ]
+    capitals = {word for word, capital in found if capital}
+    return {word for word, _ in found if word in capitals or not capitals or not _has_case(word)}
+
+
+def _may_be_name(word: str) -> bool:
+    """Whether no language lists a word, as ordinary or frequent."""
+    if len(word) == 1 or not _is_alphabetic(word) or is_spaceless(word):
+        return False
+    return word_kind(word) is not WordKind.ORDINARY and word not in frequent_words()
 
 
 def _is_known(words: Sequence[str]) -> bool:
