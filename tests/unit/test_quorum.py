@@ -704,6 +704,13 @@ TOWNS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("language", "words"), [("ar", "لا ليس لم"), ("fa", "نه نیست"), ("he", "לא אין"), ("hi", "नहीं न")]
+)
+def test_negations_are_no_function_words(language, words):
+    assert function_words(frozenset({language})).isdisjoint(words.split())
+
+
 ASIDES = (
     "Report 11 was printed in spring.",
     "A cyclist photographed every mill.",

@@ -13,7 +13,8 @@ NEGATIONS = frozenset(
     "no not never none neither nor without cannot"
     " nicht kein keine keinen keinem keiner keines nie niemals ohne weder noch"
     " ne pas non jamais aucun aucune sans ni rien nul nulle nunca sin ningún ninguno ninguna nada"
-    " senza nessun nessuno nessuna né não sem nenhum nenhuma nem niet geen nooit zonder noch".split()
+    " senza nessun nessuno nessuna né não sem nenhum nenhuma nem niet geen nooit zonder noch"
+    " لا ليس ليست لم لن بدون غير نه نیست هیچ نہ نہیں לא אין בלי नहीं न मत না নেই".split()
 )
 """Words that reverse a statement. They carry content in every language.
 
