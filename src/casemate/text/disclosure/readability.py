@@ -164,7 +164,7 @@ class Readability:
         vocabulary = self._vocabulary
         new = [w for w in words if not (w in vocabulary or w in STOP_WORDS or not w.isalpha() and _HAS_DIGIT(w))]
         unspaced = [w for w in new if not w.isascii() and UNSPACED_WORD.fullmatch(w)]
-        familiar = self._characters or (_FREQUENT if _UNSPACED_SCRIPTS & scripts else self._characters)
+        familiar = self._characters or (_FREQUENT if _UNSPACED_SCRIPTS & scripts else frozenset())
         odd = [w for w in unspaced if familiar.isdisjoint(w)]
         single = [w for w in new if len(w) == 1 and w.isascii()]
         if unspaced or single:
