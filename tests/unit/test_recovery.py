@@ -12,7 +12,6 @@ from casemate.maths.recovery import (
     ROUGE_LEVELS,
     Segments,
     area_under_curve,
-    chunk_recovery,
     cumulative_share,
     extraction_efficiency,
     first_retrieved,
@@ -51,6 +50,16 @@ def naive(chunks, E, found, S, semantic=0.85, levels=ROUGE_LEVELS):
                 passed & (firsts[measure, :, i] == 0), found.queries[j], firsts[measure, :, i]
             )
     return firsts
+
+
+def segment_list(texts, queries, windows=False):
+    return Segments(tuple(texts), np.array(queries, int), np.broadcast_to(windows, len(texts)))
+
+
+def chunk_recovery(chunks, E, found, S, semantic=recovery.MIN_COSINE):
+    """The recovery with vectors of the segments instead of an embedder."""
+    rows = {text: row for text, row in zip(found.texts, S, strict=False)}
+    return recovery.chunk_recovery(chunks, E, found, lambda texts: np.stack([rows[text] for text in texts]), semantic)
 
 
 def unit(rows):
@@ -94,7 +103,8 @@ def collections(draw):
     pick = st.sampled_from(directions)
     E, S = (unit(draw(st.lists(pick, min_size=n, max_size=n)) or np.empty((0, 3))) for n in (len(chunks), len(said)))
     queries = sorted(draw(st.lists(st.integers(1, 5), min_size=len(said), max_size=len(said))))
-    return chunks, E, Segments(tuple(said), np.array(queries, int)), S
+    windows = draw(st.lists(st.booleans(), min_size=len(said), max_size=len(said)))
+    return chunks, E, segment_list(said, queries, windows), S
 
 
 @given(collections(), st.sampled_from([0.85, 0.5, -1]))
@@ -107,20 +117,33 @@ def test_pruning_loses_no_recovered_chunk(collection, semantic):
 
 
 @given(collections())
-def test_block_sizes_do_not_change_the_result(collection):
+def test_the_limit_of_comparisons_does_not_change_the_result(collection):
     whole = chunk_recovery(*collection)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recovery, "CHUNK_BLOCK", 2)
-        patch.setattr(recovery, "SEGMENT_BLOCK", 3)
-        parts = chunk_recovery(*collection)
-    np.testing.assert_array_equal(whole.f1, parts.f1)
-    np.testing.assert_array_equal(whole.recall, parts.recall)
-    np.testing.assert_allclose(whole.closest, parts.closest, atol=1e-6)
+        patch.setattr(recovery, "MAX_COMPARISONS", 0)
+        embedded = chunk_recovery(*collection)
+    np.testing.assert_array_equal(whole.f1, embedded.f1)
+    np.testing.assert_array_equal(whole.recall, embedded.recall)
+
+
+def test_only_windows_that_can_recover_a_chunk_are_embedded():
+    """The first window holds a whole chunk, the second half of it, and the third nothing of any chunk."""
+    found = segment_list(
+        ("a b c d e f", "a b c d", "a b", "x y", "z"), [1, 1, 2, 2, 3], [False, True, True, True, False]
+    )
+    embedded, skipped = [], []
+
+    def embed(texts):
+        embedded.extend(texts)
+        return unit([(1, 0)] * len(texts))
+
+    recovery.chunk_recovery(["a b c d"], unit([(1, 0)]), found, embed, skip=skipped.append)
+    assert embedded == ["a b c d e f", "a b c d", "z"] and sum(skipped) == 2
 
 
 def test_rounding_loses_no_pair():
     rng = np.random.default_rng(5)
-    found = Segments(("a",), np.array([1]))
+    found = segment_list(("a",), [1])
     for _ in range(100):
         E, S = unit(rng.standard_normal((1, 384))), unit(rng.standard_normal((1, 384)))
         S = unit(E + 0.02 * S)
@@ -149,7 +172,7 @@ def test_realistic_texts_equal_comparison_of_all_pairs():
 
 
 def test_one_segment_must_meet_both_conditions():
-    found = Segments(("a b c d", "e f g h"), np.array([1, 2]))
+    found = segment_list(("a b c d", "e f g h"), [1, 2])
     near, far = (1, 0), (0, 1)
     words_and_meaning_in_different_segments = chunk_recovery(["a b c d"], unit([near]), found, unit([far, near]))
     assert not words_and_meaning_in_different_segments.f1.any()
@@ -157,10 +180,10 @@ def test_one_segment_must_meet_both_conditions():
 
 
 def test_limits_are_exclusive():
-    half = Segments(("a b x y",), np.array([1]))
+    half = segment_list(("a b x y",), [1])
     result = chunk_recovery(["a b c d"], unit([(1, 0)]), half, unit([(1, 0)]))
     assert result.f1[:, 0].tolist() == result.recall[:, 0].tolist() == [1, 0, 0, 0]
-    same = Segments(("a b c d",), np.array([1]))
+    same = segment_list(("a b c d",), [1])
     along, aside = np.array([[1, 0]], np.float32), np.array([[0.5, np.sqrt(0.75)]], np.float32)
     assert not chunk_recovery(["a b c d"], along, same, aside, semantic=0.5).f1.any()
     assert chunk_recovery(["a b c d"], along, same, aside, semantic=0.5 - 1e-9).f1.all()
@@ -179,7 +202,7 @@ def test_chunk_in_a_long_answer_needs_a_window_for_f1_but_not_for_recall():
 
 
 def test_largest_cosine_of_each_chunk():
-    found = Segments(("x", "y"), np.array([1, 2]))
+    found = segment_list(("x", "y"), [1, 2])
     S = unit([(0.6, 0.8), (0, 1)])
     result = chunk_recovery(["a", "b"], unit([(1, 0), (0, 1)]), found, S)
     np.testing.assert_allclose(result.closest, [0.6, 1], atol=1e-6)
@@ -198,7 +221,7 @@ def test_largest_cosine_of_each_chunk():
 )
 def test_invalid_vectors_are_refused(E, S, says):
     with pytest.raises(ValueError, match=says):
-        chunk_recovery(["a"], E, Segments(("a",), np.array([1])), S)
+        chunk_recovery(["a"], E, segment_list(("a",), [1]), S)
 
 
 # Segments.

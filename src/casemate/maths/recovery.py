@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,7 +31,7 @@ Ids: TypeAlias = npt.NDArray[np.int32]
 MIN_ROUGE_L, MIN_COSINE = 0.5, 0.85  # RAGFort's limits: a segment recovers a chunk if ROUGE-L and cosine exceed them
 ROUGE_LEVELS = (0.3, MIN_ROUGE_L, 0.7, 0.9)  # levels of ROUGE-L at which recovery rates are reported
 WINDOW_RATIO = 1.5  # chunks whose lengths differ by at most this factor share a window size
-CHUNK_BLOCK, SEGMENT_BLOCK = 512, 4096  # size of a block of cosines: 8 MB
+MAX_COMPARISONS = 1000  # chunks with which the words of a window are compared: to embed the window takes longer
 
 
 class Rouge(NamedTuple):
@@ -63,17 +64,21 @@ def rouge_l(reference: str, text: str) -> Rouge:
 class Segments(NamedTuple):
     """The extracted text, cut into distinct segments that are compared with chunks.
 
-    ``queries`` has the number of the first query that gave each segment, (n,), non-decreasing.
+    Attributes:
+        texts: The segments.
+        queries: Number of the first query that gave each segment, (n,), non-decreasing.
+        windows: Whether each segment is a window of an answer only, (n,).
     """
 
     texts: tuple[str, ...]
     queries: FirstQueries
+    windows: npt.NDArray[np.bool_]
 
 
 def segments(
     answers: Iterable[tuple[int, str]], sizes: Collection[int], items: Callable[[str], Iterable[str]] = lambda text: ()
 ) -> Segments:
-    """Cuts answers into segments: each answer as a whole, its windows of each size, and the list items in it.
+    """Cuts answers into segments: each answer as a whole, the list items in it, and its windows of each size.
 
     An answer comes with the number of its query, from 1. Window sizes are in words, from ``window_sizes``. ``items``
     returns the list items of an answer, such as ``extracted_texts.split_reply``.
@@ -81,12 +86,15 @@ def segments(
     >>> segments([(2, "One two. Three four. Five six. Seven."), (1, "One.")], [6]).texts
     ('One.', 'One two. Three four. Five six. Seven.', 'One two. Three four. Five six.', 'Three four. Five six. Seven.')
     """
-    first: dict[str, int] = {}
+    first: dict[str, tuple[int, bool]] = {}
     for query, answer in sorted(answers, key=lambda given: given[0]):
-        for text in (answer, *(w for size in sizes for w in windows(answer, size)), *items(answer)):
+        cut = [(text, False) for text in (answer, *items(answer))]
+        cut += [(text, True) for size in sizes for text in windows(answer, size)]
+        for text, is_window in cut:
             if text.strip():
-                first.setdefault(text, query)
-    return Segments(tuple(first), np.array(list(first.values()), np.int64))
+                first.setdefault(text, (query, is_window))
+    queries, are_windows = zip(*first.values(), strict=True) if first else ((), ())
+    return Segments(tuple(first), np.array(queries, np.int64), np.array(are_windows, bool))
 
 
 def window_sizes(chunks: Iterable[str]) -> tuple[int, ...]:
@@ -144,8 +152,8 @@ class Recovery:
         recall: The same with ROUGE-L recall, the share of the chunk that the segment contains in order, (levels, n). At
             ``MIN_ROUGE_L`` this is CRR-recall. Either measure can be larger: a long answer that contains the chunk has
             recall 1 and low F1; half of the chunk has recall .5 and F1 .67.
-        closest: Largest cosine of each chunk with any segment, (n,), accurate to 1e-4; -1 without segments. Its mean is
-            RAGCrawler's semantic fidelity.
+        closest: Largest cosine of each chunk with any segment that is no window, (n,), accurate to 1e-4; -1 without
+            segments. Its mean is RAGCrawler's semantic fidelity.
     """
 
     f1: FirstQueries
@@ -157,36 +165,45 @@ def chunk_recovery(
     chunks: Sequence[str],
     E: Vector,
     found: Segments,
-    S: Vector,
+    embed: Callable[[Sequence[str]], Vector],
     semantic: float = MIN_COSINE,
+    skip: Callable[[int], object] = lambda count: None,
 ) -> Recovery:
-    """Finds the first query that recovered each chunk, by an exact search over all pairs of chunk and segment.
+    """Finds the first query that recovered each chunk. The result is that of all pairs of chunk and segment.
 
-    A pair is skipped only if it cannot change the result: its cosine, computed in float32 by blocks, is below the limit
-    by more than the rounding error; or an upper bound of the common subsequence (the shorter length, or the multiset
-    intersection of words) does not reach the chunk's next level. E and S are embeddings of chunks, (n, dim), and
-    segments, (segments, dim), by one embedder. ``semantic`` is the limit of the cosine; at -1 every pair is compared by
-    words, which is slow.
+    To embed the windows takes nearly all of the time. So a window is embedded only if its words are enough for a level
+    that some chunk has not reached. Of the pairs above the limit of the cosine, those are skipped in which an upper
+    bound of the common subsequence, the multiset intersection of words, does not reach the chunk's next level.
+
+    Args:
+        chunks: Texts of the collection.
+        E: Their embeddings, (n, dim), of unit length.
+        found: Segments of the answers.
+        embed: Embeds texts with the same embedder. Called for each query in turn.
+        semantic: Limit of the cosine.
+        skip: Called with numbers of segments that are not embedded.
 
     Raises:
         ValueError: If the vectors do not match the texts, or are not of unit length.
     """
     _require(E, len(chunks))
-    _require(S, len(found.texts))
     search = _Search(chunks, found)
     closest = np.full(len(chunks), -1.0)
     near = semantic - E.shape[1] * 2.0**-23  # a float32 product of unit rows is off by dim * 2^-24 at most
-    for first in range(0, len(chunks), CHUNK_BLOCK):
-        block = slice(first, first + CHUNK_BLOCK)
-        search.load(block)
-        for start in range(0, len(S), SEGMENT_BLOCK):
-            cosines = E[block] @ S[start : start + SEGMENT_BLOCK].T  # (chunks, segments)
-            np.maximum(closest[block], cosines.max(axis=1), out=closest[block])
-            hits = cosines > near
-            for row in np.flatnonzero(hits.any(axis=1)):
-                i, js = first + int(row), start + np.flatnonzero(hits[row])
-                exact = S[js].astype(np.float64) @ E[i].astype(np.float64)
-                search.compare(i, js[exact > semantic])
+    for _, group in groupby(range(len(found.texts)), key=lambda j: int(found.queries[j])):
+        for is_window, parts in groupby(group, key=lambda j: bool(found.windows[j])):
+            given = list(parts)
+            js = [j for j in given if not is_window or search.can_recover(j)]
+            skip(len(given) - len(js))
+            S = embed([found.texts[j] for j in js]) if js else np.empty((0, E.shape[1]), np.float32)
+            _require(S, len(js))
+            cosines = E @ S.T  # (chunks, segments)
+            if not is_window:
+                np.maximum(closest, cosines.max(axis=1), out=closest)
+            for column, j in enumerate(js):
+                rows = np.flatnonzero(cosines[:, column] > near)
+                exact = E[rows].astype(np.float64) @ S[column].astype(np.float64)
+                search.compare(j, rows[exact > semantic])
     return Recovery(search.first_queries[0], search.first_queries[1], closest)
 
 
@@ -203,49 +220,54 @@ class _Text(NamedTuple):
 
     length: int  # in words, including words that no chunk has
     known: list[int]
-    kinds: Ids  # distinct known words
-    counts: Ids  # number of occurrences of each
 
 
 class _Search:
     """Finds the first segment with which each chunk exceeds each level."""
 
     def __init__(self, chunks: Sequence[str], found: Segments) -> None:
-        self._vocabulary = {"": 0}  # a dummy entry that every text has, so that no bag of words is empty
-        for chunk in chunks:
-            for word in words(chunk):
-                self._vocabulary.setdefault(word, len(self._vocabulary))
-        self._chunks, self._found, self._levels = chunks, found, np.array([*ROUGE_LEVELS, np.inf])
-        self._block: dict[int, _Text] = {}
-        self._segments: dict[int, _Text] = {}
-        self._chunk_counts = np.zeros(len(self._vocabulary), np.int32)
+        self._found, self._levels = found, np.array([*ROUGE_LEVELS, np.inf])
+        self._vocabulary: dict[str, int] = {}
+        for word in (word for chunk in chunks for word in words(chunk)):
+            self._vocabulary.setdefault(word, len(self._vocabulary))
+        self._chunks = [self._read(chunk) for chunk in chunks]
+        self._lengths = np.array([chunk.length for chunk in self._chunks], np.int64)
+        self._holders = self._index()
         self._passed = np.zeros((2, len(chunks)), np.int64)  # levels, by F1 and by recall
         self.first_queries = np.zeros((2, len(ROUGE_LEVELS), len(chunks)), np.int64)
 
-    def load(self, block: slice) -> None:
-        """Prepares a block of chunks for ``compare`` and drops the previous block."""
-        self._block = {i: self._read(self._chunks[i]) for i in range(*block.indices(len(self._chunks)))}
+    def can_recover(self, j: int) -> bool:
+        """Whether the words of a segment are enough for the next level of a chunk."""
+        text = self._read(self._found.texts[j])
+        candidates = self._candidates(text, np.arange(len(self._chunks)))
+        if len(candidates) > MAX_COMPARISONS:
+            return True
+        return any(self._improves(i, self._scores(text, i)) for i in candidates)
 
-    def compare(self, i: int, js: npt.NDArray[np.int64]) -> None:
-        """Compares a chunk with segments above the cosine limit, in order of their queries."""
-        chunk = self._block[i]
-        if not chunk.length or not js.size or (self._passed[:, i] == len(self._levels) - 1).all():
+    def compare(self, j: int, near: npt.NDArray[np.int64]) -> None:
+        """Compares a segment with chunks above the limit of the cosine."""
+        if not near.size:
             return
-        lengths = np.array([self._segment(int(j)).length for j in js])
-        worth = self._can_improve(i, chunk.length, np.minimum(chunk.length, lengths), lengths)
-        js, lengths = js[worth], lengths[worth]
-        bounds = self._common_words(chunk, js) if js.size else js
-        for j, bound, length in zip(js.tolist(), bounds.tolist(), lengths.tolist(), strict=True):
-            if self._can_improve(i, chunk.length, bound, length):
-                common = longest_common_subsequence(chunk.known, self._segment(j).known)
-                self._record(i, int(self._found.queries[j]), _scores(common, chunk.length, length))
+        text = self._read(self._found.texts[j])
+        for i in self._candidates(text, near):
+            scores = self._scores(text, i)
+            if self._improves(i, scores):
+                self._record(i, int(self._found.queries[j]), scores)
 
-    def _can_improve(self, i: int, n: int, common: npt.ArrayLike, m: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Whether ``common`` words in common would lift a chunk above its next level."""
-        scores = _scores(common, n, m)
-        after = self._levels[self._passed[:, i]]
-        counts: npt.NDArray[np.bool_] = (scores[0] > after[0]) | (scores[1] > after[1])
-        return counts
+    def _candidates(self, text: _Text, rows: npt.NDArray[np.int64]) -> list[int]:
+        """The chunks among ``rows`` that a segment can lift above their next level, by the words in common."""
+        common = self._common_words(text)[rows]
+        f1, recall = _f1_and_recall(common, np.maximum(self._lengths[rows], 1), text.length)
+        after = self._levels[self._passed[:, rows]]
+        found: list[int] = rows[(f1 > after[0]) | (recall > after[1])].tolist()
+        return found
+
+    def _scores(self, text: _Text, i: int) -> tuple[Float64, Float64]:
+        chunk = self._chunks[i]
+        return _f1_and_recall(longest_common_subsequence(chunk.known, text.known), chunk.length, text.length)
+
+    def _improves(self, i: int, scores: tuple[Float64, Float64]) -> bool:
+        return bool((np.array(scores) > self._levels[self._passed[:, i]]).any())
 
     def _record(self, i: int, query: int, scores: tuple[Float64, Float64]) -> None:
         for measure, score in enumerate(scores):
@@ -254,33 +276,31 @@ class _Search:
                 self.first_queries[measure, before:now, i] = query
                 self._passed[measure, i] = now
 
-    def _common_words(self, chunk: _Text, js: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Multiset intersection of a chunk's words with each segment's: an upper bound of the subsequence."""
-        texts = [self._segment(int(j)) for j in js]
-        kinds, counts = (np.concatenate(parts) for parts in zip(*(text[2:] for text in texts), strict=True))
-        starts = np.cumsum([0, *(len(text.kinds) for text in texts[:-1])])
-        self._chunk_counts[chunk.kinds] = chunk.counts
-        lower = np.minimum(self._chunk_counts[kinds], counts)
-        shared: npt.NDArray[np.int64] = np.add.reduceat(lower, starts, dtype=np.int64)
-        self._chunk_counts[chunk.kinds] = 0
-        return shared
+    def _common_words(self, text: _Text) -> Ids:
+        """Multiset intersection of a segment's words with each chunk's: an upper bound of the subsequence, (n,)."""
+        common = np.zeros(len(self._chunks), np.int32)
+        for word, count in Counter(text.known).items():
+            holders, counts = self._holders[word]
+            common[holders] += np.minimum(counts, count)
+        return common
 
-    def _segment(self, j: int) -> _Text:
-        """Parses a segment on first use: most segments are never near a chunk."""
-        if j not in self._segments:
-            self._segments[j] = self._read(self._found.texts[j])
-        return self._segments[j]
+    def _index(self) -> list[tuple[Ids, Ids]]:
+        """For each word the chunks that contain it, and how often."""
+        found: list[tuple[list[int], list[int]]] = [([], []) for _ in self._vocabulary]
+        for i, chunk in enumerate(self._chunks):
+            for word, count in Counter(chunk.known).items():
+                found[word][0].append(i)
+                found[word][1].append(count)
+        return [(np.array(holders, np.int32), np.array(counts, np.int32)) for holders, counts in found]
 
     def _read(self, text: str) -> _Text:
         spoken = words(text)
-        known = [n for n in map(self._vocabulary.get, spoken) if n is not None]
-        bag = {0: 0, **Counter(known)}
-        return _Text(len(spoken), known, np.array(list(bag), np.int32), np.array(list(bag.values()), np.int32))
+        return _Text(len(spoken), [n for n in map(self._vocabulary.get, spoken) if n is not None])
 
 
-def _scores(common: npt.ArrayLike, n: int, m: npt.ArrayLike) -> tuple[Float64, Float64]:
-    """F1 and recall of ``common`` common words, with n words in the chunk and m in the segment."""
-    c, m = np.asarray(common, np.float64), np.asarray(m, np.float64)
+def _f1_and_recall(common: npt.ArrayLike, n: npt.ArrayLike, m: int) -> tuple[Float64, Float64]:
+    """ROUGE-L with ``common`` common words, n words in the chunk and m in the segment."""
+    c, n = np.asarray(common, np.float64), np.asarray(n, np.float64)
     return 2 * c / (n + m), c / n
 
 

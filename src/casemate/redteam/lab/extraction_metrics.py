@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -14,11 +15,11 @@ from casemate.maths.recovery import MIN_ROUGE_L, ROUGE_LEVELS, FirstQueries, Rec
 from casemate.maths.stats import RESAMPLES, Estimate, bootstrap, paired_bootstrap, proportion
 from casemate.protocols import Embedder, ExtractionAttack, Progress
 from casemate.redteam.crawling.extracted_texts import split_reply
-from casemate.redteam.lab.extraction_experiment import Crawler, CrawlTrace
+from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan, CrawlTrace
 from casemate.redteam.lab.results import Crawl, ExtractionResult, ExtractionSide, VerbatimExtraction
 from casemate.redteam.lab.store import Exchange
 from casemate.text.tokens import words
-from casemate.types import Document, Vector
+from casemate.types import Document
 
 SHARES = {"10%": 0.1, "25%": 0.25, "50%": 0.5}  # shares of the collection for which the number of questions is reported
 
@@ -36,9 +37,9 @@ def measure_crawl(
 
     Replies are decoded by the attack before. The papers use an embedder that is not the attacked system's.
 
-    ``windows``: whether sliding windows of replies are compared too, or their sizes in words. They are nine tenths of
-    the work; with fewer sizes, or without any, the rates can only be lower. ``step`` opens a progress display for a
-    number of texts to embed.
+    ``windows``: whether sliding windows of replies are compared too, or their sizes in words. They are most of the
+    work; with fewer sizes, or without any, the rates can only be lower. ``step`` opens a progress display for a number
+    of texts to embed.
 
     Raises:
         ValueError: If there are no chunks.
@@ -54,8 +55,10 @@ def measure_crawl(
     with step(len(texts) + sum(len(segments.texts) for segments in found.values())) as progress:
         E = embedder.embed(texts, progress)
         for target, trace in decoded.items():
-            recovered = _recovery(found[target], texts, E, embedder, progress)
-            by_target[target], firsts[target] = _measure_trace(trace, chunks, recovered, (plan.k, plan.seed))
+            embed = partial(embedder.embed, progress=progress)
+            recovered = recovery.chunk_recovery(texts, E, found[target], embed, skip=progress)
+            segments = len(found[target].texts)
+            by_target[target], firsts[target] = _measure_trace(trace, chunks, recovered, segments, plan)
     off, on = firsts.get("off"), firsts.get("on")
     drop = ratio = None
     if off is not None and on is not None:
@@ -116,13 +119,11 @@ def summarize_trace(trace: CrawlTrace) -> ExtractionSide:
 
 
 def _measure_trace(
-    trace: CrawlTrace, chunks: Sequence[Document], found: tuple[Recovery, int], drawn: tuple[int, int]
+    trace: CrawlTrace, chunks: Sequence[Document], result: Recovery, segments: int, plan: CrawlPlan
 ) -> tuple[ExtractionResult, FirstQueries]:
     """The metrics of one crawl, and the question by which each chunk was recovered."""
-    k, seed = drawn
     texts = {chunk.id: chunk.text for chunk in chunks}
     exchanges, queries, n = trace.exchanges, len(trace.exchanges), len(chunks)
-    result, segments = found
     at = ROUGE_LEVELS.index(MIN_ROUGE_L)
     contexts = [[i for i in e.context if i in texts] if e.answered else [] for e in exchanges]
     seen = recovery.first_retrieved(list(texts), contexts)
@@ -134,16 +135,16 @@ def _measure_trace(
         crr_recall=_rate(result.recall[at]),
         crr_at=_by_level(result.f1),
         crr_recall_at=_by_level(result.recall),
-        crr_ikea=_context_overlap(exchanges, texts, seed),
+        crr_ikea=_context_overlap(exchanges, texts, plan.seed),
         fidelity=float(result.closest.mean()),
         coverage=_rate(seen),
         area=recovery.area_under_curve(seen, queries),
-        efficiency=recovery.extraction_efficiency(contexts, k),
+        efficiency=recovery.extraction_efficiency(contexts, plan.k),
         answered=_answered(exchanges),
         coverage_after=_questions_to_share(seen),
         crr_after=_questions_to_share(result.f1[at]),
         curve=_curve(seen, result.f1[at], queries),
-        verbatim=_verbatim(exchanges, texts, k),
+        verbatim=_verbatim(exchanges, texts, plan.k),
         touched=sum(e.withheld for e in exchanges),
         alarms=dict(Counter(name for e in exchanges for name in e.alarms)),
         first_alarm=next((number for number, e in enumerate(exchanges, 1) if e.alarms), None),
@@ -172,14 +173,6 @@ def _segments(trace: CrawlTrace, sizes: Sequence[int]) -> Segments:
     answers = [(number, e.reply) for number, e in enumerate(trace.exchanges, 1)]
     answers += [(find.query, find.text) for find in trace.finds if find.query]
     return recovery.segments(answers, sizes, split_reply)
-
-
-def _recovery(
-    found: Segments, texts: Sequence[str], E: Vector, embedder: Embedder, progress: Progress
-) -> tuple[Recovery, int]:
-    """Recovery from segments, and their number."""
-    S = embedder.embed(found.texts, progress) if found.texts else np.empty((0, E.shape[1]), np.float32)
-    return recovery.chunk_recovery(texts, E, found, S), len(found.texts)
 
 
 def _context_overlap(exchanges: Sequence[Exchange], texts: Mapping[str, str], seed: int) -> Estimate | None:
