@@ -125,6 +125,16 @@ class TestInit:
             build("defense", part)
         assert "casemate enforce" in done.stderr
 
+    def test_quorum_is_switched_on_by_deleting_two_comment_signs(self, init, tmp_path, monkeypatch):
+        init()
+        monkeypatch.setenv("QUORUM_SECRET", "s" * 16)
+        file = tmp_path / "casemate.yaml"
+        file.write_text(file.read_text().replace("# - {use: quorum", "- {use: quorum").replace("# audience", "audience"))
+        written = configuration.read(file)
+        assert [part.use for part in written.guard.defenses] == ["mirabel", "quorum", "crawl_limit"]
+        assert written.guard.audience.unentitled == "quorum"
+        build("defense", written.guard.defenses[1])
+
     def test_the_options_it_writes_are_the_defaults(self, init):
         _, written = init()
         for part in written.guard.defenses:
