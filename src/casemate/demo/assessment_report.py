@@ -210,7 +210,7 @@ TYPES = "text, markdown, html, pdf or jsonl"
 def scope(assessment: Assessment) -> str:
     """The indexed documents, in a sentence."""
     sample = assessment.sample
-    held = f"; {sample.held_out} were kept out on purpose, as the documents that an attacker must not find"
+    held = f"; {sample.held_out} were left out: an attack must tell the indexed documents from these"
     said = f"{sample.indexed:,} of {plural(sample.found, 'document')} were indexed ({plural(sample.chunks, 'chunk')})"
     said += held if sample.held_out else ""
     rest = sample.found - sample.indexed - sample.held_out
