@@ -43,6 +43,22 @@ def test_words_of_clients_that_never_return_are_not_kept(store, at, monkeypatch)
     assert not any(store.quota_usage(f"{quota_name('default', 'ann')} ").values())
 
 
+def test_words_of_one_period_are_not_given_in_the_next(store, at, monkeypatch):
+    at(20_000)
+    quotas, block = WordQuotas(DAY, store), WordBlock(quota_name("default", "ann"))
+    quotas.acquire([WantedWords(block, 10, 100)])
+    assert quotas.words_left(block) == 10
+    at(20_001)
+    assert quotas.words_left(block) == 0
+    at(20_002)
+    quotas.acquire([WantedWords(block, 1, 100)])  # as little as it needs, like each first time in a period
+    assert quotas.words_left(block) == 1
+    acquire = store.acquire
+    monkeypatch.setattr(store, "acquire", lambda wanted: (acquire(wanted), at(20_003))[0])  # the period ends meanwhile
+    quotas.acquire([WantedWords(block, 10, 100)])
+    assert (quotas.words_left(block), quotas.most_left(block, 100)) == (0, 100)
+
+
 @pytest.mark.parametrize("answers", [1, 2])
 def test_a_restart_loses_at_most_a_sixteenth_of_what_is_left(store, at, answers):
     at(20_000)
