@@ -94,6 +94,26 @@ def test_an_invalid_event_does_not_lock_out_other_keys():
     assert later.find(text)
 
 
+@pytest.mark.parametrize("action", ["created", "renamed"])
+def test_a_later_event_does_not_change_a_key(action):
+    store = Memory()
+    made, text = ApiKeyStore(store).create(Grant("a"))
+    body = {**store.events[0].body, "action": action, "digest": "0" * 64, "role": "admin"}
+    store.events.append(Event("e", datetime.now(UTC), "key", body))
+    keys = ApiKeyStore(store)
+    keys.sync()
+    assert keys.find(text) == made
+
+
+def test_an_event_of_another_action_makes_no_key():
+    store = Memory()
+    _, text = ApiKeyStore(store).create(Grant("a"))
+    store.events = [Event("e", datetime.now(UTC), "key", {**store.events[0].body, "action": "renamed"})]
+    keys = ApiKeyStore(store)
+    keys.sync()
+    assert keys.find(text) is None
+
+
 def test_a_key_that_is_not_written_is_not_returned():
     class Full(Memory):
         def flush(self, timeout_s=10.0):

@@ -116,6 +116,7 @@ def test_unused_tokens_are_refunded():
         assert await budget.use(10)
         assert store.tallies["tokens:k"][0] == FIRST_BLOCK
         await budget.close()
+        await budget.close()
 
     asyncio.run(answer())
     assert store.tallies["tokens:k"][0] == 10

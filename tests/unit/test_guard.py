@@ -16,7 +16,7 @@ from casemate.guard.guard import Guard
 from casemate.guard.turn import turn
 from casemate.protocols import Defense
 from casemate.rag.pipeline import Rag, join_stream
-from casemate.types import UNKNOWN, Action, Document, Outcome, Query, Verdict
+from casemate.types import UNKNOWN, Action, Document, Hit, Outcome, Query, Verdict
 from tests.fakes import BagOfWords, Memory, Parrot, documents
 
 
@@ -412,6 +412,21 @@ def test_defense_receives_its_lookahead_beyond_the_context(make, lookahead, leas
     assert curious.given[0][0] >= least
     assert not curious.given[0][1]
     assert len(retrieval.hits) == 5
+
+
+def test_items_without_an_id_are_recognized_by_their_text_alone():
+    with turn("What?") as current:
+        current.show([Hit(Document("", "amber"), 0.9)], object(), "default")
+        current.allowed([(None, "amber")], lambda item: item)
+        assert current.allowed([("", "amber"), (None, "birch"), ("", "cedar")], lambda item: item) == [("", "amber")]
+
+
+@pytest.mark.parametrize("chunks", [8, 44, 48, 190])
+def test_lookahead_remains_whichever_source_is_hidden_before(make, chunks):
+    large = [Document(f"big#{i}", f"amber birch part{i}", source="big") for i in range(chunks)]
+    curious = Curious(lookahead=7)
+    asyncio.run(make([HideBest(), curious], large + documents(60)).retrieve(Query("amber birch", k=5)))
+    assert curious.given[0][0] >= 12
 
 
 def test_request_for_more_hits_repeats_the_decision_once_they_are_there(make):

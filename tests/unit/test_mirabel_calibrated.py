@@ -194,7 +194,7 @@ def test_blocked_sources_are_excluded_from_the_retrieval_of_sentences(judging):
     """Even if the whole question does not retrieve it, and one of its sentences does."""
 
     class Sentences(Listed):
-        def search(self, vector, k, tenant="default"):
+        def search(self, vector, k, tenant):  # never without the tenant of the question
             return retrieval([0.9, 0.89, *BELOW], names=["y", "barred", *[f"o{i}" for i in range(len(BELOW))]])
 
     learnt = plain(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0), doubt=-math.inf)
@@ -539,6 +539,7 @@ def test_few_hits_request_more_and_change_no_state(judging):
     short = replace(retrieval([0.995, *BELOW[: LOOKAHEAD - 1]]), exhausted=False)
     outcome = judge(mirabel, short, k=1)
     assert outcome == (short, None, True)
+    assert asyncio.run(mirabel.score(Query("x", k=1), short, plain(np.arange(100) / 100))) == {}
     assert mirabel.blocked_sources(Query("x", client="anna")) == frozenset()
     long = replace(retrieval([0.995, *BELOW[:LOOKAHEAD]]), exhausted=False)
     assert judge(mirabel, replace(long, hits=long.hits[:LOOKAHEAD])).more
@@ -584,7 +585,8 @@ def test_evidence_of_medium_closeness_accumulates(judging):
         seen.append((outcome.verdict.flagged, outcome.verdict.evidence["why"]))
         assert ("s0" in {h.document.source for h in outcome.value.hits}) == (i < needed - 1)
     assert seen == [(False, [])] * (needed - 1) + [(True, ["session"]), (True, ["before"])]
-    assert not judge(mirabel, retrieval([0.985, *BELOW]), client="otto").verdict.flagged
+    assert not judge(mirabel, retrieval([0.985, 0.985, *BELOW]), client="otto").verdict.flagged
+    assert [mirabel.withheld.evidence("default", "otto", s) > 1 for s in ("s0", "s1")] == [True, False]
 
 
 def test_repeated_question_is_no_new_evidence(judging):
