@@ -351,6 +351,18 @@ def test_grades_follow_the_budget():
     assert 0 < EXTRACTS_FROM < 1
 
 
+def test_a_client_whose_budget_ends_after_its_search_is_answered_from_no_documents():
+    limit, reader, query = open_limit(budget=100), Writes(), Query(chunk(0).text[:30], "ann")
+
+    async def ask():
+        await limit.on_retrieve(query, Retrieval((Hit(chunk(0), 0.5),), SimilarityStats(1000, 0.1, 0.1), True))
+        limit.evidence.record_answer(query, "", {"more": (1 << 100) - 1}, (), False)
+        prompt = Prompt(query.text, (chunk(0),), "", query.id)
+        return await join_stream(limit.on_generate(reader).stream(prompt))
+
+    assert asyncio.run(ask()) == "" and reader.read == [[]]
+
+
 def test_answers_at_the_same_time_share_the_budget():
     limit = open_limit(budget=100)
 

@@ -546,6 +546,20 @@ def test_few_hits_request_more_and_change_no_state(judging):
     assert judge(mirabel, long, k=1).more  # the document that enters has none below
     enough = replace(retrieval([0.995, *BELOW]), exhausted=False)
     assert judge(mirabel, enough, k=1).verdict.evidence["flagged"] == ["s0"]
+    assert judge(mirabel, short, k=1) == (short, None, True)  # too few to find what is related to the withheld source
+
+
+def test_a_question_close_to_very_many_sources_is_answered_from_none(judging, monkeypatch):
+    monkeypatch.setattr("casemate.guard.defenses.mirabel.MAX_HIDDEN", 3)
+    mirabel = judging(plain(np.arange(100) / 100))
+    for count in (3, 4):
+        outcome = judge(mirabel, retrieval([1.2] * count + BELOW), client=f"client {count}")
+        assert len(outcome.verdict.hidden) == count and len(outcome.value.hits) == (len(BELOW) if count == 3 else 0)
+
+
+def test_a_similarity_that_is_no_number_is_an_error(judging):
+    with pytest.raises(DataError, match="no finite score"):
+        judge(judging(plain(np.arange(100) / 100)), retrieval([math.nan, *BELOW]))
 
 
 # False alarms

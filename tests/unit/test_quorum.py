@@ -800,6 +800,16 @@ def test_the_title_of_a_unit_may_contain_the_words_of_the_question():
     assert not best_sentences(asked, text, "", 2) and not excerpt(asked, Document("u", text), 1)
 
 
+def test_a_sentence_far_from_the_words_of_the_question_is_not_chosen_for_its_title():
+    text = "The Sydney bridge was opened in 1932. Cats sleep. Boats carry ropes."
+    assert len(best_sentences(AskedQuestion.of(QUESTION), text, "Minutes of a meeting", 3)) == 2
+
+
+def test_a_question_of_few_words_needs_no_listed_word():
+    assert AskedQuestion.of("Zorblat quix").subject.known
+    assert not AskedQuestion.of("Zorblat quix frumble").subject.known
+
+
 # Thresholds
 
 
@@ -833,6 +843,17 @@ def test_requests_more_hits_until_enough_units_are_found():
     assert asyncio.run(quorum.on_retrieve(Query(QUESTION), given_)).more
     low = replace(given_, hits=(*given_.hits, Hit(Document("low", "x"), 0.1)))
     assert not asyncio.run(quorum.on_retrieve(Query(QUESTION), low)).more
+
+
+@pytest.mark.parametrize(("sources", "enough"), [("abcr", 3), ("aaaaaaaar", 2)])
+def test_enough_units_or_chunks_request_no_more_hits(sources, enough):
+    """The context is full of readable hits."""
+    texts = [f"The Sydney bridge has part {i}." for i in range(len(sources))]
+    hidden = [f"d{i}" for i in range(len(sources) - 1)]
+    given_ = replace(retrieval(texts, hidden, list(sources)), exhausted=False)
+    for units in (enough, enough + 1):
+        quorum = Quorum(jitter=1, units=units)
+        assert asyncio.run(quorum.on_retrieve(Query(QUESTION, k=1), given_)).more == (units > enough)
 
 
 def test_chunks_below_the_floor_are_not_used():
@@ -869,6 +890,9 @@ def test_bad_options_are_refused(options, message):
 def test_keywords_with_more_support_come_first():
     levels = {Word("zebra"): 1, Word("apple"): 0}
     assert compose(AskedQuestion.of("What is in the box?"), levels).words == ("zebra", "apple")
+    levels = {Word("amber"): 2, Word("brook"): 0, Word("cedar"): 0}
+    levels |= {Pair("amber", "brook"): 0, Pair("amber", "cedar"): 1}
+    assert compose(AskedQuestion.of("What is in the box?"), levels).words == ("amber", "cedar", "brook")
 
 
 def test_keywords_that_lead_in_enough_units_come_first():
@@ -1017,7 +1041,7 @@ def test_certificates_are_those_of_the_definition_for_any_counts(counts, m, jitt
     units = [{Word(f"word{i}") for i, count in enumerate(counts) if row < count} for row in range(40)]
     release = Release.of(units, Thresholds(m, jitter, "secret"))
     found = release.certificate(())
-    assert (found["added"], found["altered"]) == naive_certificate(release)
+    assert (found["lost"], found["added"], found["altered"]) == (0, *naive_certificate(release))
 
 
 def test_parts_of_addresses_and_tags_are_no_statements():

@@ -368,6 +368,14 @@ def test_one_unit_answers_alone_as_often_as_the_budget_allows_over_all_clients()
     assert "1932" in text_of(ask(glass(Memory()), (only,)))
 
 
+def test_the_nearest_unit_that_states_something_answers_alone():
+    store, (only,) = Memory(), hits(1)
+    silent = Hit(Document("other", "Minutes of another meeting."), 0.9)
+    outcome = ask(glass(store), (silent, only))
+    assert outcome.verdict.evidence["break_glass"] == {"sources": ["d0"], "granted": True}
+    assert text_of(ask(glass(store), (silent,))) == UNKNOWN and glass(store).single_unit_answers.spent() == [1]
+
+
 def test_sources_with_a_metadata_value_in_common_share_single_unit_answers():
     quorum = glass(Memory(), break_glass=1, unit_keys=("subject",))
     first, second = hits(2, metadata={"subject": "Ito"})
@@ -462,6 +470,7 @@ def test_the_advantage_of_break_glass_is_the_share_that_was_opened():
     assert hits_ - 0.5 <= break_glass_advantage(30, 100) + 0.01
     certain = sum(rng.randrange(100) in opened for _ in range(20_000)) / 20_000  # never guesses: no false positive
     assert certain == pytest.approx(break_glass_advantage(30, 100), abs=0.02)
+    assert break_glass_advantage(3, 2) == 1.0  # sources that were removed since
     assert break_glass_advantage(3, 0) == 1.0 and break_glass_advantage(0, 0) == 0.0
 
 
@@ -567,6 +576,7 @@ def test_spent_budgets_survive_a_restart_and_are_shared(url, budget):
         assert asyncio.run(again.spend("t", [([("source", "a"), ("source", "c")], 5)])) == [0]
         assert sorted(again.spent()) == [5, 5, 5, 7]
         assert asyncio.run(again.spend("t", [])) == []
+    assert Ledger(None, "dp", budget, 30).spent() == []
 
 
 def answer_until_refused(url, budget, said, late):
