@@ -100,6 +100,14 @@ def test_half_of_the_context_is_the_limit_of_an_answer_from_long_documents():
     assert level(limit) is SUSPECTED
 
 
+def test_texts_that_were_shown_recently_are_the_null_where_no_others_were_found():
+    limit = CrawlLimit()
+    for numbers in (range(5), range(5, 10)):
+        query = Query("what then", "ann", "default", 5)
+        asyncio.run(limit.on_retrieve(query, found(numbers)))
+    assert set(limit.pop_query(Prompt("", (), "", query.id))[1]) == {chunk(n).content for n in range(5)}
+
+
 def test_text_without_quotations_is_unchanged():
     assert ask(CrawlLimit(quote_words=1), range(5), dump=False)[1] == "nothing of the kind"
 

@@ -14,7 +14,7 @@ from casemate.demo.clinic import case_notes
 from casemate.errors import ConfigError
 from casemate.guard.client_state import crawl_evidence
 from casemate.guard.client_state.crawl_evidence import ALARMED, SUSPECTED, CrawlEvidence
-from casemate.guard.defenses.crawl_limit import EXTRACTS_FROM, CrawlLimit, Grade
+from casemate.guard.defenses.crawl_limit import EXTRACTS_FROM, RESERVED_AHEAD, CrawlLimit, Grade
 from casemate.guard.defenses.crawl_limit.meter import MAX_WORD, UNDECODED_LETTERS, DisclosureMeter, _lowest
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
@@ -262,8 +262,9 @@ class _Part(Generator):
                 yield f"{word} "
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("colluding", [False, True])
-def test_answers_at_the_same_time_share_the_part_of_a_chunk(colluding, monkeypatch):
+def test_answers_share_the_part_of_a_chunk(colluding, together, monkeypatch):
     """Each stays below the share, and together they are the chunk."""
     monkeypatch.setattr(CrawlEvidence, "is_colluding", lambda self, tenant: colluding)
     monkeypatch.setattr(CrawlEvidence, "level", lambda self, query: SUSPECTED)
@@ -271,9 +272,8 @@ def test_answers_at_the_same_time_share_the_part_of_a_chunk(colluding, monkeypat
 
     async def ask():
         parts = [(start, f"client {start * colluding}") for start in range(0, WORDS, 10)]
-        return await asyncio.gather(
-            *(answer(limit, _Part(at, 10), range(3), who, text=f"words from {at}") for at, who in parts)
-        )
+        asked = [answer(limit, _Part(at, 10), range(3), who, text=f"words from {at}") for at, who in parts]
+        return await asyncio.gather(*asked) if together else [await one for one in asked]
 
     disclosed = set(" ".join(asyncio.run(ask())).split()) & set(chunk(0).text.split())
     assert 0 < len(disclosed) <= 0.3 * WORDS + 4 * MIN_CHAIN  # what each answer says before a chain counts
@@ -316,14 +316,16 @@ def test_benign_answers_at_the_same_time_are_whole_while_the_budget_lasts():
     assert [len(reply.split()) for reply in asyncio.run(ask())] == [10] * 20
 
 
-def test_a_failed_record_ends_the_reservation(monkeypatch):
+@pytest.mark.parametrize("step", [(DisclosureMeter, "_give"), (CrawlEvidence, "record_answer")])
+def test_a_failed_record_ends_the_reservation_and_its_words_are_charged(step, monkeypatch):
     def fail(*_, **__):
         raise OSError("disk full")
 
-    limit = CrawlLimit()
-    monkeypatch.setattr(limit.evidence, "record_answer", fail)
+    limit = open_limit(budget=1000)
+    monkeypatch.setattr(*step, fail)
     with pytest.raises(OSError, match="disk full"):
         asyncio.run(answer(limit, _Part(0, 30), range(3), "ann"))
+    assert 30 <= limit._used(Query("", "ann"))["budget"] <= 30 + RESERVED_AHEAD
     assert not limit._in_flight and not limit.unfinished._by_client
 
 
@@ -347,6 +349,18 @@ def test_grades_follow_the_budget():
     assert limit.grade(query) is Grade.QUORUM
     assert asyncio.run(answer(limit, reader, [9], "ann")) == "" and reader.read[-1] == []
     assert 0 < EXTRACTS_FROM < 1
+
+
+def test_a_client_whose_budget_ends_after_its_search_is_answered_from_no_documents():
+    limit, reader, query = open_limit(budget=100), Writes(), Query(chunk(0).text[:30], "ann")
+
+    async def ask():
+        await limit.on_retrieve(query, Retrieval((Hit(chunk(0), 0.5),), SimilarityStats(1000, 0.1, 0.1), True))
+        limit.evidence.record_answer(query, "", {"more": (1 << 100) - 1}, (), False)
+        prompt = Prompt(query.text, (chunk(0),), "", query.id)
+        return await join_stream(limit.on_generate(reader).stream(prompt))
+
+    assert asyncio.run(ask()) == "" and reader.read == [[]]
 
 
 def test_answers_at_the_same_time_share_the_budget():

@@ -189,11 +189,28 @@ def test_from_most_of_the_budget_on_the_nearest_sentences_are_given_and_charged(
     )  # the same words as in an answer; the title
 
 
+def test_without_extracts_texts_are_given_from_their_beginning():
+    limit = only_budget(budget=200, sentences=0)
+    asyncio.run(fetch(limit, [chunk(n) for n in range(1, 5)], "ann"))
+    (given,) = asyncio.run(fetch(limit, [chunk(5)], "ann", "w5x3x2"))
+    assert limit.grade(Query("", "ann")) is Grade.QUORUM and chunk(5).text.startswith(given.text)
+
+
 def test_a_document_without_a_sentence_near_the_question_is_not_left_out_by_a_budget():
     evidence, query = CrawlEvidence(0.01, 0, 3600.0, None), Query("bridge", "ann")
     delivery = Delivery(evidence, query, {"budget": 0})
     assert delivery.add(chunk(1), []) is None and not delivery.shortened
     assert delivery.add(chunk(1), [chunk(1).text]) is None and delivery.shortened
+
+
+@pytest.mark.timeout(10)
+def test_metadata_that_contains_itself_is_read_once():
+    values = {"note": "heron", "none": None}
+    values["same"] = values
+    delivery = Delivery(CrawlEvidence(0.01, 0, 3600.0, None), Query("bridge", "ann"), {"budget": 100})
+    document = Document("", "amber brook", metadata=values)
+    assert delivery.add(document, [document.text]) == document
+    assert delivery.charged == {"budget": 6}
 
 
 def test_an_answer_from_fetched_texts_is_free_and_a_retrieval_for_an_answer_costs_nothing():

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from casemate.errors import CapabilityError, ConfigError
+from casemate.guard.context_filter import ContextFilter
 from casemate.guard.defenses.rag_defender import (
     RAGDefender,
     concentrated,
@@ -42,6 +43,15 @@ def read(defense, texts):
     kept = [int(document.id[1:]) for document in parrot.prompts[0].context]
     assert store.events[0].body["removed"] == len(texts) - len(kept)
     return kept
+
+
+def test_two_passages_are_compared_and_one_is_not():
+    generator = Parrot()
+    for count in (0, 1, 2):
+        context = tuple(Document(f"d{i}", "text") for i in range(count))
+        filtered = ContextFilter("name", generator, BagOfWords(), None, lambda found, vectors: frozenset({0}))
+        asyncio.run(join_stream(filtered.stream(Prompt("What?", context, "", "r1"))))
+    assert [[d.id for d in prompt.context] for prompt in generator.prompts] == [[], ["d0"], ["d1"]]
 
 
 def unit_rows(n, seed):

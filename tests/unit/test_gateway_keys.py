@@ -83,6 +83,26 @@ def test_the_name_or_id_of_a_valid_key_is_no_name_of_a_new_one():
     keys.require_unused_name("web")
 
 
+def test_the_operator_chooses_a_valid_key_that_may_ask_by_its_id_name_or_beginning():
+    keys = ApiKeyStore(Memory())
+    roles = {"web": "client", "web-2": "admin", "scrape": "metrics"}
+    made = {name: keys.create(Grant(name, role=role))[0] for name, role in roles.items()}
+    assert [keys.named(name) for name in ("web", made["web"].id)] == [made["web"]] * 2
+    assert [keys.named(name) for name in ("web-", made["web-2"].id[:15])] == [made["web-2"]] * 2
+    refused = {
+        "scrape": "choose a key that may ask",
+        "": "no valid key",
+        "x": "no valid key",
+        "w": "2 valid keys match",
+    }
+    for name, says in refused.items():
+        with pytest.raises(ConfigError, match=says):
+            keys.named(name)
+    keys.revoke(made["web"].id)  # its name does not become the beginning of another one
+    with pytest.raises(ConfigError, match="no valid key"):
+        keys.named("web")
+
+
 def test_an_invalid_event_does_not_lock_out_other_keys():
     store = Memory()
     keys = ApiKeyStore(store)
@@ -92,6 +112,26 @@ def test_an_invalid_event_does_not_lock_out_other_keys():
     later = ApiKeyStore(store)
     later.sync()
     assert later.find(text)
+
+
+@pytest.mark.parametrize("action", ["created", "renamed"])
+def test_a_later_event_does_not_change_a_key(action):
+    store = Memory()
+    made, text = ApiKeyStore(store).create(Grant("a"))
+    body = {**store.events[0].body, "action": action, "digest": "0" * 64, "role": "admin"}
+    store.events.append(Event("e", datetime.now(UTC), "key", body))
+    keys = ApiKeyStore(store)
+    keys.sync()
+    assert keys.find(text) == made
+
+
+def test_an_event_of_another_action_makes_no_key():
+    store = Memory()
+    _, text = ApiKeyStore(store).create(Grant("a"))
+    store.events = [Event("e", datetime.now(UTC), "key", {**store.events[0].body, "action": "renamed"})]
+    keys = ApiKeyStore(store)
+    keys.sync()
+    assert keys.find(text) is None
 
 
 def test_a_key_that_is_not_written_is_not_returned():

@@ -116,9 +116,26 @@ def test_unused_tokens_are_refunded():
         assert await budget.use(10)
         assert store.tallies["tokens:k"][0] == FIRST_BLOCK
         await budget.close()
+        await budget.close()
 
     asyncio.run(answer())
     assert store.tallies["tokens:k"][0] == 10
+
+
+def test_tokens_that_cannot_be_refunded_end_no_answer(caplog):
+    class Down(Memory):
+        def acquire(self, wanted):
+            if wanted[0].amount < 0:
+                raise BackendError("down", backend="memory", retryable=True)
+            return super().acquire(wanted)
+
+    async def answer():
+        budget = TokenBudget(RateLimits(Down(), 60, 1000, 10), a_key())
+        assert await budget.use(10)
+        await budget.close()
+
+    asyncio.run(answer())
+    assert f"{FIRST_BLOCK - 10} tokens of key k were not refunded: down" in caplog.text
 
 
 def test_a_request_that_cannot_be_counted_is_refused():

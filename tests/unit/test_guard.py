@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from casemate.backends.indexes.sqlite import SqliteIndex
-from casemate.errors import BackendError, DataError, QueryError
+from casemate.errors import BackendError, ConfigError, DataError, QueryError
 from casemate.guard.defenses.mirabel import Mirabel
+from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.guard import Guard
-from casemate.guard.turn import turn
+from casemate.guard.turn import OpenTurns, collect_sources, turn
 from casemate.protocols import Defense
 from casemate.rag.pipeline import Rag, join_stream
-from casemate.types import UNKNOWN, Action, Document, Outcome, Query, Verdict
+from casemate.types import UNKNOWN, Action, Document, Hit, Outcome, Query, Verdict
 from tests.fakes import BagOfWords, Memory, Parrot, documents
 
 
@@ -412,6 +413,40 @@ def test_defense_receives_its_lookahead_beyond_the_context(make, lookahead, leas
     assert curious.given[0][0] >= least
     assert not curious.given[0][1]
     assert len(retrieval.hits) == 5
+
+
+def test_a_defense_that_withholds_or_compares_precedes_one_that_reorders(make):
+    reorders = Quorum(jitter=1)
+    for compares in (HideBest(), Curious(lookahead=1)):
+        make([compares, reorders])
+        with pytest.raises(ConfigError, match="quorum reorders hits, which misleads test_guard; place test_guard"):
+            make([reorders, compares])
+    make([reorders, Curious(lookahead=0)])
+
+
+def test_items_without_an_id_are_recognized_by_their_text_alone():
+    with turn("What?") as current:
+        current.show([Hit(Document("", "amber"), 0.9)], object(), "default")
+        current.allowed([(None, "amber")], lambda item: item)
+        assert current.allowed([("", "amber"), (None, "birch"), ("", "cedar")], lambda item: item) == [("", "amber")]
+
+
+def test_sources_are_collected_inside_the_block_alone_and_from_any_text():
+    index, hits = object(), [Hit(Document(name, f"text \ud800 {name}"), 0.9) for name in "ab"]
+    with turn("What is \ud800?") as current:
+        with collect_sources() as found:
+            current.show(hits[:1], index, "default")
+        current.show(hits[1:], index, "default")
+    assert found == {(id(index), "default", "a")}
+    assert OpenTurns().of("default", "ann", current.question).question == current.question
+
+
+@pytest.mark.parametrize("chunks", [8, 44, 48, 190])
+def test_lookahead_remains_whichever_source_is_hidden_before(make, chunks):
+    large = [Document(f"big#{i}", f"amber birch part{i}", source="big") for i in range(chunks)]
+    curious = Curious(lookahead=7)
+    asyncio.run(make([HideBest(), curious], large + documents(60)).retrieve(Query("amber birch", k=5)))
+    assert curious.given[0][0] >= 12
 
 
 def test_request_for_more_hits_repeats_the_decision_once_they_are_there(make):

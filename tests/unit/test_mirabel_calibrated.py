@@ -194,7 +194,7 @@ def test_blocked_sources_are_excluded_from_the_retrieval_of_sentences(judging):
     """Even if the whole question does not retrieve it, and one of its sentences does."""
 
     class Sentences(Listed):
-        def search(self, vector, k, tenant="default"):
+        def search(self, vector, k, tenant):  # never without the tenant of the question
             return retrieval([0.9, 0.89, *BELOW], names=["y", "barred", *[f"o{i}" for i in range(len(BELOW))]])
 
     learnt = plain(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0), doubt=-math.inf)
@@ -539,12 +539,27 @@ def test_few_hits_request_more_and_change_no_state(judging):
     short = replace(retrieval([0.995, *BELOW[: LOOKAHEAD - 1]]), exhausted=False)
     outcome = judge(mirabel, short, k=1)
     assert outcome == (short, None, True)
+    assert asyncio.run(mirabel.score(Query("x", k=1), short, plain(np.arange(100) / 100))) == {}
     assert mirabel.blocked_sources(Query("x", client="anna")) == frozenset()
     long = replace(retrieval([0.995, *BELOW[:LOOKAHEAD]]), exhausted=False)
     assert judge(mirabel, replace(long, hits=long.hits[:LOOKAHEAD])).more
     assert judge(mirabel, long, k=1).more  # the document that enters has none below
     enough = replace(retrieval([0.995, *BELOW]), exhausted=False)
     assert judge(mirabel, enough, k=1).verdict.evidence["flagged"] == ["s0"]
+    assert judge(mirabel, short, k=1) == (short, None, True)  # too few to find what is related to the withheld source
+
+
+def test_a_question_close_to_very_many_sources_is_answered_from_none(judging, monkeypatch):
+    monkeypatch.setattr("casemate.guard.defenses.mirabel.MAX_HIDDEN", 3)
+    mirabel = judging(plain(np.arange(100) / 100))
+    for count in (3, 4):
+        outcome = judge(mirabel, retrieval([1.2] * count + BELOW), client=f"client {count}")
+        assert len(outcome.verdict.hidden) == count and len(outcome.value.hits) == (len(BELOW) if count == 3 else 0)
+
+
+def test_a_similarity_that_is_no_number_is_an_error(judging):
+    with pytest.raises(DataError, match="no finite score"):
+        judge(judging(plain(np.arange(100) / 100)), retrieval([math.nan, *BELOW]))
 
 
 # False alarms
@@ -584,7 +599,8 @@ def test_evidence_of_medium_closeness_accumulates(judging):
         seen.append((outcome.verdict.flagged, outcome.verdict.evidence["why"]))
         assert ("s0" in {h.document.source for h in outcome.value.hits}) == (i < needed - 1)
     assert seen == [(False, [])] * (needed - 1) + [(True, ["session"]), (True, ["before"])]
-    assert not judge(mirabel, retrieval([0.985, *BELOW]), client="otto").verdict.flagged
+    assert not judge(mirabel, retrieval([0.985, 0.985, *BELOW]), client="otto").verdict.flagged
+    assert [mirabel.withheld.evidence("default", "otto", s) > 1 for s in ("s0", "s1")] == [True, False]
 
 
 def test_repeated_question_is_no_new_evidence(judging):

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from casemate.backends.event_stores.sql import SqlEventStore
+from casemate.errors import BackendError
 from casemate.guard.client_state import word_quotas
 from casemate.guard.client_state.word_quotas import WantedWords, WordBlock, WordQuotas, quota_name, reset_quota
 from casemate.guard.defenses.quorum import ledger as ledgers
@@ -41,6 +42,39 @@ def test_words_of_clients_that_never_return_are_not_kept(store, at, monkeypatch)
     assert len(store.quota_usage(quota_name("default", "weekly"))) == 2  # of this week and the last
     reset_quota(store, "default", "ann")
     assert not any(store.quota_usage(f"{quota_name('default', 'ann')} ").values())
+
+
+def test_words_of_one_period_are_not_given_in_the_next(store, at, monkeypatch):
+    at(20_000)
+    quotas, block = WordQuotas(DAY, store), WordBlock(quota_name("default", "ann"))
+    quotas.acquire([WantedWords(block, 10, 100)])
+    at(20_001)
+    quotas.acquire([WantedWords(block, 1, 100)])  # as little as it needs, like each first time in a period
+    assert quotas.words_left(block) == 1
+    at(20_002)
+    assert quotas.words_left(block) == 0
+    acquire = store.acquire
+    monkeypatch.setattr(store, "acquire", lambda wanted: (acquire(wanted), at(20_003))[0])  # the period ends meanwhile
+    quotas.acquire([WantedWords(block, 10, 100)])
+    assert (quotas.words_left(block), quotas.most_left(block, 100)) == (0, 100)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_more_words_are_acquired_than_the_quota_has(store, shared):
+    quotas, block = WordQuotas(DAY, store if shared else None), WordBlock(quota_name("default", "ann"))
+    for _ in range(2):
+        quotas.acquire([WantedWords(block, 200, 100)])
+    assert quotas.words_left(block) == 100
+
+
+def test_outdated_quotas_that_cannot_be_deleted_refuse_no_words(store, monkeypatch, caplog):
+    def fail(names):
+        raise BackendError("down", backend="sql", retryable=True)
+
+    monkeypatch.setattr(store, "discard_quotas", fail)
+    block, quotas = WordBlock(quota_name("default", "ann")), WordQuotas(DAY, store)
+    quotas.acquire([WantedWords(block, 10, 100)])
+    assert quotas.words_left(block) == 10 and "could not be deleted: down" in caplog.text
 
 
 @pytest.mark.parametrize("answers", [1, 2])

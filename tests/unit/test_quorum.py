@@ -24,6 +24,7 @@ from casemate.guard.defenses.quorum.keywords import (
     Word,
     _heading,
     best_sentences,
+    excerpt,
     lemma,
     read_text,
     statements,
@@ -107,6 +108,12 @@ def test_readable_sources_stay_whole_beside_released_keywords():
     kept = [hit.document for hit in outcome.value.hits]
     assert [d.id for d in kept] == ["d3", "quorum"]
     assert kept[1].text == "Opened in 1932."
+
+
+def test_a_context_of_one_document_is_the_answer_or_the_readable_source():
+    assert answer(BRIDGE, k=1) == "Opened in 1932."
+    mixed = ask([*BRIDGE, "The Sydney bridge has its own newspaper."], k=1, unreadable=("d0", "d1", "d2"))
+    assert "newspaper" in text_of(mixed) and mixed.verdict.evidence["words"] == 0
 
 
 def test_readable_sources_do_not_depend_on_unreadable_ones():
@@ -549,6 +556,11 @@ def test_a_number_is_required(number, other):
     assert subject.is_missing(f"Ann is a customer, number {other}.")
 
 
+def test_a_word_of_one_letter_is_no_part_of_a_code():
+    assert not AskedQuestion.of("Is a 47119 for sale?").subject.is_missing("For sale: number 47119.")
+    assert AskedQuestion.of("Is k 47119 for sale?").subject.is_missing("For sale: number 47119.")
+
+
 def test_a_question_with_more_codes_than_are_searched_has_no_answer():
     codes = [f"K{number}" for number in range(100, 101 + MAX_REQUIRED)]
     assert not AskedQuestion.of(f"Who has {', '.join(codes[1:])}?").subject.is_missing(" ".join(codes))
@@ -766,6 +778,11 @@ def test_the_listed_words_are_told_apart():
     assert not any(word_kind(word) is WordKind.ORDINARY for word in (*FIRST_NAMES, *people.split()))
 
 
+@pytest.mark.parametrize("question", ["When Did the Old Bridge Open?", "Where Is The Bridge?"])
+def test_words_of_a_title_are_no_names(question):
+    assert not AskedQuestion.of(question).names
+
+
 @pytest.mark.parametrize("question", ["What is Ann Lee's salary?", "What is the salary of Ann Lee?"])
 @pytest.mark.parametrize(
     "text", ["The salary of Ann Lee is 900.", "Ann Lee's salary is 900.", "Ann Lee’s salary is 900."]
@@ -775,6 +792,22 @@ def test_a_possessive_names_the_same_person(question, text):
     assert asked.coverage(stems) >= asked.least and asked.has_names(stems)
     assert asked.coverage(asked.possible_stems(text)) >= asked.least
     assert not asked.subject.is_missing(text)
+
+
+def test_the_title_of_a_unit_may_contain_the_words_of_the_question():
+    asked, text, title = AskedQuestion.of(QUESTION), "Opened in 1932, with eight lanes.", "The Sydney bridge"
+    assert best_sentences(asked, text, title, 2) and excerpt(asked, Document("u", text, title), 1)
+    assert not best_sentences(asked, text, "", 2) and not excerpt(asked, Document("u", text), 1)
+
+
+def test_a_sentence_far_from_the_words_of_the_question_is_not_chosen_for_its_title():
+    text = "The Sydney bridge was opened in 1932. Cats sleep. Boats carry ropes."
+    assert len(best_sentences(AskedQuestion.of(QUESTION), text, "Minutes of a meeting", 3)) == 2
+
+
+def test_a_question_of_few_words_needs_no_listed_word():
+    assert AskedQuestion.of("Zorblat quix").subject.known
+    assert not AskedQuestion.of("Zorblat quix frumble").subject.known
 
 
 # Thresholds
@@ -812,6 +845,17 @@ def test_requests_more_hits_until_enough_units_are_found():
     assert not asyncio.run(quorum.on_retrieve(Query(QUESTION), low)).more
 
 
+@pytest.mark.parametrize(("sources", "enough"), [("abcr", 3), ("aaaaaaaar", 2)])
+def test_enough_units_or_chunks_request_no_more_hits(sources, enough):
+    """The context is full of readable hits."""
+    texts = [f"The Sydney bridge has part {i}." for i in range(len(sources))]
+    hidden = [f"d{i}" for i in range(len(sources) - 1)]
+    given_ = replace(retrieval(texts, hidden, list(sources)), exhausted=False)
+    for units in (enough, enough + 1):
+        quorum = Quorum(jitter=1, units=units)
+        assert asyncio.run(quorum.on_retrieve(Query(QUESTION, k=1), given_)).more == (units > enough)
+
+
 def test_chunks_below_the_floor_are_not_used():
     assert answer(BRIDGE, score=0.2) == UNKNOWN
     evidence = asyncio.run(Quorum(jitter=1).on_retrieve(Query(QUESTION), retrieval(BRIDGE, score=0.2))).verdict.evidence
@@ -841,6 +885,14 @@ def test_bad_options_are_refused(options, message):
 
 
 # Text
+
+
+def test_keywords_with_more_support_come_first():
+    levels = {Word("zebra"): 1, Word("apple"): 0}
+    assert compose(AskedQuestion.of("What is in the box?"), levels).words == ("zebra", "apple")
+    levels = {Word("amber"): 2, Word("brook"): 0, Word("cedar"): 0}
+    levels |= {Pair("amber", "brook"): 0, Pair("amber", "cedar"): 1}
+    assert compose(AskedQuestion.of("What is in the box?"), levels).words == ("amber", "cedar", "brook")
 
 
 def test_keywords_that_lead_in_enough_units_come_first():
@@ -980,6 +1032,16 @@ def test_statements_and_certificates_are_those_of_the_definitions(text, asked, m
     release = Release.of(units, Thresholds(m, jitter, "secret"))
     found = release.certificate(())
     assert (found["added"], found["altered"]) == naive_certificate(release)
+
+
+@settings(max_examples=60, deadline=None)
+@example([11, 15, 19], 10, 1)
+@given(st.lists(st.integers(1, 40), max_size=6), st.integers(1, 12), st.integers(1, 4))
+def test_certificates_are_those_of_the_definition_for_any_counts(counts, m, jitter):
+    units = [{Word(f"word{i}") for i, count in enumerate(counts) if row < count} for row in range(40)]
+    release = Release.of(units, Thresholds(m, jitter, "secret"))
+    found = release.certificate(())
+    assert (found["lost"], found["added"], found["altered"]) == (0, *naive_certificate(release))
 
 
 def test_parts_of_addresses_and_tags_are_no_statements():

@@ -205,7 +205,7 @@ def test_bounds_on_any_attacker_are_those_of_gaussian_privacy():
 
 def test_what_many_units_state_is_answered_and_what_one_states_is_not():
     store = Memory()
-    outcome = ask(private(store), hits(40))
+    outcome = ask(private(store), (*hits(40), Hit(Document("other", "Minutes of another meeting."), 0.7)))
     assert "1932" in text_of(outcome) and "own" not in text_of(outcome)
     evidence = outcome.verdict.evidence
     assert evidence["stating"] == 40 and evidence["charged"] == 200 and evidence["without_budget"] == 0
@@ -234,14 +234,21 @@ def test_all_units_above_the_floor_are_heard_so_that_none_displaces_another():
     ).more
 
 
-def test_a_unit_without_budget_is_not_heard_until_the_next_period(monkeypatch):
+def test_a_unit_is_heard_for_as_many_answers_as_its_budget_covers_in_each_period(monkeypatch):
+    store, found, day = Memory(), hits(40), 86_400
+    charged = []
+    for at in (0, 1, 29, 30):  # days; a period begins at 0
+        monkeypatch.setattr("casemate.guard.defenses.quorum.ledger.time.time", lambda at=at: (30_000 + at) * day)
+        charged.append(ask(private(store, answers=2), found).verdict.evidence["charged"])
+    assert charged == [200, 200, 0, 200]
+    assert private(store, answers=2).private.histogram == PrivateHistogram.of(8.0, 1e-5, 5, 2)
+
+
+def test_a_unit_without_budget_is_not_heard():
     store, found = Memory(), hits(40)
     assert "1932" in text_of(ask(private(store), found))
     other = ask(private(store), found, "In which year did the Sydney bridge open?")
     assert text_of(other) == UNKNOWN and other.verdict.evidence["without_budget"] == 40
-    later = time.time() + 31 * 86_400
-    monkeypatch.setattr("casemate.guard.defenses.quorum.ledger.time.time", lambda: later)
-    assert "1932" in text_of(ask(private(store), found))
 
 
 @pytest.mark.parametrize("days", [-31, -62, -3000])
@@ -285,6 +292,11 @@ def test_a_metadata_value_has_one_budget_for_all_its_sources():
     other = ask(quorum, (second,), "How old is the Sydney bridge that did open?")
     assert other.verdict.evidence["charged"] == 0
     assert other.verdict.evidence["without_budget"] == 1
+
+
+def test_the_verdict_has_the_calls_of_the_writer_and_the_noise():
+    evidence = ask(private(Memory(), writer=Parrot()), hits(3)).verdict.evidence
+    assert (evidence["calls"], evidence["epsilon"]) == (3, 8.0)
 
 
 def test_unentitled_clients_share_the_budget_and_tenants_do_not():
@@ -354,6 +366,21 @@ def test_one_unit_answers_alone_as_often_as_the_budget_allows_over_all_clients()
     opened = {"sources": ["d0"], "granted": True}
     assert found == [(True, opened)] * 2 + [(False, opened | {"granted": False})] * 2
     assert "1932" in text_of(ask(glass(Memory()), (only,)))
+
+
+def test_the_nearest_unit_that_states_something_answers_alone():
+    store, (only,) = Memory(), hits(1)
+    silent = Hit(Document("other", "Minutes of another meeting."), 0.9)
+    outcome = ask(glass(store), (silent, only))
+    assert outcome.verdict.evidence["break_glass"] == {"sources": ["d0"], "granted": True}
+    assert text_of(ask(glass(store), (silent,))) == UNKNOWN and glass(store).single_unit_answers.spent() == [1]
+
+
+def test_sources_with_a_metadata_value_in_common_share_single_unit_answers():
+    quorum = glass(Memory(), break_glass=1, unit_keys=("subject",))
+    first, second = hits(2, metadata={"subject": "Ito"})
+    assert "1932" in text_of(ask(quorum, (first,)))
+    assert text_of(ask(quorum, (second,))) == UNKNOWN
 
 
 def test_break_glass_is_off_by_default():
@@ -443,6 +470,7 @@ def test_the_advantage_of_break_glass_is_the_share_that_was_opened():
     assert hits_ - 0.5 <= break_glass_advantage(30, 100) + 0.01
     certain = sum(rng.randrange(100) in opened for _ in range(20_000)) / 20_000  # never guesses: no false positive
     assert certain == pytest.approx(break_glass_advantage(30, 100), abs=0.02)
+    assert break_glass_advantage(3, 2) == 1.0  # sources that were removed since
     assert break_glass_advantage(3, 0) == 1.0 and break_glass_advantage(0, 0) == 0.0
 
 
@@ -548,6 +576,7 @@ def test_spent_budgets_survive_a_restart_and_are_shared(url, budget):
         assert asyncio.run(again.spend("t", [([("source", "a"), ("source", "c")], 5)])) == [0]
         assert sorted(again.spent()) == [5, 5, 5, 7]
         assert asyncio.run(again.spend("t", [])) == []
+    assert Ledger(None, "dp", budget, 30).spent() == []
 
 
 def answer_until_refused(url, budget, said, late):

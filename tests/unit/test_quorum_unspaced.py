@@ -101,6 +101,11 @@ def test_the_certificate_counts_units_of_a_span():
     assert Release.of([{Span("三十元")}], Thresholds(3)).certificate(())["added"] == 2
 
 
+def test_a_span_of_which_a_half_was_released_is_left_out():
+    assert release_module._repeats("東京都庁", "これは東京都") and release_module._repeats("東京都庁", "都庁前")
+    assert not release_module._repeats("東京都庁", "京都市") and not release_module._repeats("tower", "towers")
+
+
 @given(SCRIPTS, UNITS, st.integers(1, 8))
 @settings(max_examples=40, deadline=None)
 def test_a_unit_states_parts_of_at_most_four_clusters_for_each_keyword(script, units, most):

@@ -201,6 +201,13 @@ def test_values_that_look_different_are_two(names):
     assert related_sources(documents, ["d0"], ["author"]) == frozenset()
 
 
+def test_a_value_without_a_visible_character_is_no_value():
+    values = ["\u200b", "\u200b\u2060", " \u00ad", "", None]
+    documents = [Document(f"d{i}", f"own {i}", metadata={"author": v}) for i, v in enumerate(values)]
+    assert counted(documents, "author") == 1
+    assert related_sources(documents, ["d0"], ["author"]) == frozenset()
+
+
 def test_values_of_markup_alone_are_distinct():
     named = ["<ito@clinic.example>", "<sato@clinic.example>", "<ITO@clinic.example>"]
     documents = [Document(f"d{i}", f"own {i}", metadata={"author": name}) for i, name in enumerate(named)]

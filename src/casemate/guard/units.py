@@ -2,8 +2,9 @@
 
 A unit is a source with all its chunks and edited copies, and all sources with a common value of a metadata key. The
 comparison of values ignores case, invisible characters, look-alike letters, and accents of Latin, Greek and Cyrillic
-letters. Hiding withholds whole units, the two-world audit removes whole units, and ``quorum`` counts units. A unit that
-is counted also contains translations and versions of a source, if their names show it (``text.source_names``).
+letters. A value without a visible character is none. Hiding withholds whole units, the two-world audit removes whole
+units, and ``quorum`` counts units. A unit that is counted also contains translations and versions of a source, if their
+names show it (``text.source_names``).
 
 Units are formed at query time, from the hits (ADR 0015). Copy and original are about equally similar to every question,
 so they rank near each other. ``unit_sources`` forms a unit from the whole collection, for the audit.
@@ -167,10 +168,5 @@ def _names(document: Document, keys: Sequence[str]) -> Iterator[UnitName]:
 def _values(document: Document, key: str) -> list[str]:
     value = document.metadata.get(key)
     values = value if isinstance(value, list | tuple) else [value]
-    named = (_folded(str(v)) for v in values if v is not None)
+    named = (" ".join(fold_name(str(v)).split()) for v in values if v is not None)
     return [name for name in named if name]
-
-
-def _folded(value: str) -> str:
-    """A value without what a reader does not see or distinguish; only without its case if nothing else is left."""
-    return " ".join(fold_name(value).split()) or " ".join(value.split()).casefold()

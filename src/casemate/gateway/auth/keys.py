@@ -168,7 +168,7 @@ class ApiKeyStore:
         """
         valid = self._valid()
         found = [one for one in valid if name in (one.id, one.grant.name)]
-        is_revoked = not found and any(name in (one.id, one.grant.name) for one in self.all())
+        is_revoked = any(name in (one.id, one.grant.name) for one in self.all())
         if not found and name and not is_revoked:
             found = [one for one in valid if one.id.startswith(name) or one.grant.name.startswith(name)]
         if not found:

@@ -139,9 +139,7 @@ class SeenRequests:
         with self._lock:
             if request in self._seen:
                 return False
-            self._seen[request] = None
-            if len(self._seen) > MAX_CLIENTS:
-                self._seen.popitem(last=False)
+            put_latest(self._seen, request, None, MAX_CLIENTS)
             return True
 
 

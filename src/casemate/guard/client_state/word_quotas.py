@@ -156,7 +156,7 @@ class WordQuotas:
 def quota_name(tenant: str, client: str | None) -> str:
     """Name of the quota of a client, or of a tenant, without the period. A digest: names may identify a person."""
     owner = key_of(tenant, client) if client is not None else (tenant,)
-    digest = hashlib.blake2b(repr(owner).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(repr(owner).encode(), digest_size=16).hexdigest()
     return f"{PREFIX} {digest}"
 
 

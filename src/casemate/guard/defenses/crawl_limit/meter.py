@@ -351,7 +351,6 @@ class DisclosureMeter:
         """Ends the reservation. The answer no longer counts as unfinished."""
         if not self._given:  # it could not be recorded
             self.limit.give(self.query, dict.fromkeys(("budget", "tenant_budget"), self.reserved))
-            self._given = True
         self.limit.release(self.query, self.reserved)
         self.reserved = 0
         self.limit.unfinished.remove(self)

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, cast
 
+from casemate.guard.client_state.withheld_documents import put_latest
 from casemate.protocols import Generator, TokenModel
 from casemate.rag.pipeline import closing_stream
 from casemate.text.refusals import is_refusal
@@ -59,10 +60,7 @@ class IsolatedAnswers:
         found = held | written  # the cache may have changed meanwhile
         for key in keys:
             if found[key] is not None:
-                self._cache[key] = found[key] or ""
-                self._cache.move_to_end(key)
-        while len(self._cache) > CACHED_ANSWERS:
-            self._cache.popitem(last=False)
+                put_latest(self._cache, key, found[key], CACHED_ANSWERS)
         costs = {
             "calls": len(prompts),
             "cached": len(units) - len(prompts),

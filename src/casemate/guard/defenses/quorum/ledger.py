@@ -89,7 +89,7 @@ class Ledger:
         Its mark, which is on disk, prevents that one of them is charged again. A charge of the last period may be in
         progress in another process. A failure only leaves them there.
         """
-        moved = [(name, int(mark.used), int(mark.used) - mark.amount) for name, mark in marks if mark.amount > 0]
+        moved = [(name, int(mark.used), int(mark.used) - mark.amount) for name, mark in marks]
         outdated = [(name, period) for name, now, last in moved for period in (last - 1, last) if 0 < period < now - 1]
         if outdated:
             with suppress(BackendError):
@@ -128,6 +128,5 @@ class Ledger:
 
     def _entry(self, prefix: str, tenant: str, name: UnitName) -> str:
         """Name of the quota, with a digest of the unit: names of sources may be long or identify a person."""
-        text = repr((tenant, name)).encode("utf-8", "surrogatepass")
-        kind = "source" if name[0] == "source" else "key"
-        return f"{prefix} {kind} {hashlib.blake2b(text, digest_size=16).hexdigest()}"
+        text, kind = repr((tenant, name)), "source" if name[0] == "source" else "key"
+        return f"{prefix} {kind} {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from casemate.guard.client_state.withheld_documents import put_latest
 from casemate.guard.defenses.quorum.keywords import AskedQuestion, Item, Word
 from casemate.guard.defenses.quorum.ledger import Ledger
 from casemate.guard.defenses.quorum.privacy import PrivateHistogram
@@ -66,9 +67,7 @@ class PrivateAnswers:
         levels: dict[Item, int] = {Word(word): level for word, level in self.histogram.release(used).items()}
         answer = compose(AskedQuestion.of(query.text), levels, MAX_WORDS)
         with self._lock:
-            self._cache[key] = answer
-            while len(self._cache) > CACHED_ANSWERS:
-                self._cache.popitem(last=False)
+            put_latest(self._cache, key, answer, CACHED_ANSWERS)
         without_budget = sum(amount < len(keywords[i]) for i, amount in zip(stating, granted, strict=True))
         figures = {"stating": len(stating), "charged": sum(granted), "without_budget": without_budget, **self.noise()}
         return answer, figures
@@ -81,4 +80,4 @@ class PrivateAnswers:
         question = " ".join(query.text.split()).casefold()
         client = [sorted(names) if names is not None else None for names in (query.labels, query.groups)]
         text = repr((self.ledger.period(), query.tenant, client, question))
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        return hashlib.sha256(text.encode()).digest()
