@@ -129,7 +129,9 @@ class TestInit:
         init()
         monkeypatch.setenv("QUORUM_SECRET", "s" * 16)
         file = tmp_path / "casemate.yaml"
-        file.write_text(file.read_text().replace("# - {use: quorum", "- {use: quorum").replace("# audience", "audience"))
+        file.write_text(
+            file.read_text().replace("# - {use: quorum", "- {use: quorum").replace("# audience", "audience")
+        )
         written = configuration.read(file)
         assert [part.use for part in written.guard.defenses] == ["mirabel", "quorum", "crawl_limit"]
         assert written.guard.audience.unentitled == "quorum"

@@ -164,6 +164,7 @@ def test_a_block_that_ends_by_time_has_at_least_300_requests_and_changes_it_eith
 
 def test_the_requests_of_a_key_do_not_change_the_interval_of_another(monkeypatch):
     monkeypatch.setattr(response_timing, "FEWEST", 2)
+    monkeypatch.setattr(response_timing, "MAX_OWNERS", 2)
     pacer = response_timing.ResponsePacer(0.01, 120.0)
 
     async def request(owner, work_s):
@@ -182,7 +183,6 @@ def test_the_requests_of_a_key_do_not_change_the_interval_of_another(monkeypatch
     assert pacer.longest_s() > 0.07
     assert pacer._intervals["other"].seconds == 0.01
     assert other >= 0.01
-    monkeypatch.setattr(response_timing, "MAX_OWNERS", 2)
     asyncio.run(request("third", 0.001))
     assert list(pacer._intervals) == ["other", "third"]
 

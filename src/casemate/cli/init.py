@@ -33,9 +33,9 @@ guard:
   on_error: closed          # open
   defenses:
     - {{use: mirabel, significance: .01}}    # membership inference; 'casemate calibrate' shows what other values cost
-    # - {{use: quorum, secret: "${{QUORUM_SECRET}}"}}    # answers that no single document decides: docs/defenses/quorum.md
+    # - {{use: quorum, secret: "${{QUORUM_SECRET}}"}}    # no single document decides an answer: docs/defenses/quorum.md
     - {{use: crawl_limit, questions: 50}}    # extraction: what one client may copy; keep it last
-  # audience: {{unentitled: quorum, entitled: [{{groups: [staff]}}]}}    # with quorum: who may read all documents in full
+  # audience: {{unentitled: quorum, entitled: [{{groups: [staff]}}]}}    # for quorum: who may read everything in full
 monitor:
   gate: observe             # poisoning: screens new documents; true quarantines suspicious ones
 # calibrate:

@@ -24,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
@@ -32,6 +31,7 @@ from dataclasses import dataclass
 
 from casemate.protocols import Generator
 from casemate.rag.pipeline import closing_stream
+from casemate.runtime.bounded_dict import BoundedDict
 from casemate.types import Prompt
 
 BLOCK, BLOCK_S = 1000, 3600.0
@@ -97,17 +97,15 @@ class ResponsePacer:
 
     def __init__(self, shortest_s: float, timeout_s: float) -> None:
         self._shortest_s, self._longest_s = shortest_s, min(LONGEST_S, timeout_s / 2)
-        self._intervals: OrderedDict[str, ResponseInterval] = OrderedDict()
+        self._intervals: BoundedDict[str, ResponseInterval] = BoundedDict(MAX_OWNERS)
 
     async def wait(self, owner: str) -> None:
         """Waits until the time since the request's arrival is a multiple of the interval of its key."""
         start = REQUEST_START.get(None)
         if start is None or not self._shortest_s:
             return
-        interval = self._intervals.setdefault(owner, ResponseInterval(self._shortest_s, self._longest_s))
-        self._intervals.move_to_end(owner)
-        if len(self._intervals) > MAX_OWNERS:
-            self._intervals.popitem(last=False)
+        interval = self._intervals.get(owner) or ResponseInterval(self._shortest_s, self._longest_s)
+        self._intervals[owner] = interval
         work_s = time.monotonic() - start
         interval.observe(work_s)
         await asyncio.sleep(math.ceil(work_s / interval.seconds) * interval.seconds - work_s)

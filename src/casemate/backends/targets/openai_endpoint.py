@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from casemate.backends.local_servers import chat_models
 from casemate.backends.target_answers import partial_answer
 from casemate.errors import BackendError, ConfigError, require_range
 from casemate.protocols import Target
+from casemate.runtime.bounded_dict import BoundedDict
 from casemate.runtime.http_client import HttpClient, HttpResponse, RequestRefused, host_of, require_address
 from casemate.runtime.retry import exponential_backoff, retry
 from casemate.types import Answer, Query, Secret
@@ -82,7 +83,7 @@ class OpenAIEndpoint(Target):
         self._http = HttpClient(
             NAME, self.timeout_s, self.retries, self.requests_per_s, self.max_bytes, self.max_requests
         )
-        self._clients: OrderedDict[str, deque[tuple[str, str]]] = OrderedDict()
+        self._clients: BoundedDict[str, deque[tuple[str, str]]] = BoundedDict(CONVERSATIONS)
         self.can: frozenset[str] = frozenset({"clients"} if "{client}" in self.user else ())
 
     @property
@@ -104,10 +105,7 @@ class OpenAIEndpoint(Target):
 
     def _turns(self, client: str) -> deque[tuple[str, str]]:
         """The last turns of a client, oldest first."""
-        found = self._clients.pop(client, deque[tuple[str, str]](maxlen=self.turns))
-        self._clients[client] = found
-        if len(self._clients) > CONVERSATIONS:
-            self._clients.popitem(last=False)
+        found = self._clients[client] = self._clients.get(client, deque[tuple[str, str]](maxlen=self.turns))
         return found
 
     async def _send(self, query: Query, turns: tuple[tuple[str, str], ...]) -> str:

@@ -12,13 +12,13 @@ import secrets
 import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from casemate.gateway.auth.keys import ApiKey, ApiKeyStore
 from casemate.protocols import EventStore
+from casemate.runtime.bounded_dict import BoundedDict
 from casemate.runtime.events import append_durably
 from casemate.types import DEFAULT_TENANT, Event, QuotaRequest
 
@@ -80,7 +80,7 @@ class SessionStore:
 
     def __init__(self, store: EventStore, keys: ApiKeyStore, clock: Callable[[], float] = time.time) -> None:
         self._store, self._keys, self._clock = store, keys, clock
-        self._sessions: OrderedDict[str, _StoredSession] = OrderedDict()
+        self._sessions: BoundedDict[str, _StoredSession] = BoundedDict(MAX_SESSIONS)
         self._offset = 0
         self._lock = threading.Lock()
 
@@ -150,8 +150,6 @@ class SessionStore:
         action, found = event.body["action"], self._sessions.get(digest)
         if action == "begun":
             self._sessions[digest] = _StoredSession(str(event.body["key"]), at, at, at)
-            if len(self._sessions) > MAX_SESSIONS:
-                self._sessions.popitem(last=False)
         elif action == "ended":
             self._sessions.pop(digest, None)
         elif found is not None:

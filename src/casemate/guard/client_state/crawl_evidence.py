@@ -12,7 +12,7 @@ import math
 import threading
 import time
 import zlib
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from casemate.guard.client_state.feed import RESET, ClientEventFeed
-from casemate.guard.client_state.withheld_documents import key_of, put_latest
+from casemate.guard.client_state.withheld_documents import key_of
 from casemate.guard.client_state.word_quotas import WordBlock, quota_name
 from casemate.protocols import EventStore
+from casemate.runtime.bounded_dict import BoundedDict
 from casemate.text.tokens import ngrams
 from casemate.types import Document, Event, Query
 
@@ -191,13 +192,15 @@ CLEAR, SUSPECTED, ALARMED = SuspicionLevel
 @dataclass(slots=True)
 class _ClientEvidence:
     block: WordBlock
-    shown: OrderedDict[str, float] = field(default_factory=OrderedDict)  # chunk id -> time last shown
+    shown: BoundedDict[str, float] = field(default_factory=lambda: BoundedDict(MAX_CHUNKS))
+    """Chunk id -> time last shown."""
     disclosed: dict[str, int] = field(default_factory=dict)  # chunk id -> disclosed words, one bit each
     disclosed_words: int = 0  # their number
     disclosed_at: dict[str, float] = field(default_factory=dict)  # chunk id -> time words of it were last disclosed
     exposed: set[str] = field(default_factory=set)  # ids of chunks disclosed above the allowed share
     topics: dict[int, float] = field(default_factory=dict)  # topic -> time a chunk of it was last shown
-    phrases: OrderedDict[int, None] = field(default_factory=OrderedDict)  # hashed phrases of answers
+    phrases: BoundedDict[int, None] = field(default_factory=lambda: BoundedDict(MAX_PHRASES))
+    """Hashed phrases of answers."""
     cusums: dict[str, list[float]] = field(default_factory=lambda: {name: test.start() for name, test in TESTS.items()})
     alarmed_until: float = 0.0
     counted: set[str] = field(default_factory=set)  # tests of the tenant that have counted an event of the client
@@ -223,11 +226,12 @@ class _TenantEvidence:
     )
     suspected_until: float = 0.0
     restricted_since: float = 0.0
-    phrases: OrderedDict[int, tuple[str, float]] = field(default_factory=OrderedDict)
+    phrases: BoundedDict[int, tuple[str, float]] = field(default_factory=lambda: BoundedDict(MAX_TENANT_PHRASES))
     """Phrase of an answer -> client and time of the last answer that contained it."""
-    disclosed: OrderedDict[str, tuple[int, float]] = field(default_factory=OrderedDict)
+    disclosed: BoundedDict[str, tuple[int, float]] = field(default_factory=lambda: BoundedDict(MAX_QUOTED))
     """Chunk id -> words disclosed to any client, one bit each, and the time words of it were last disclosed."""
-    limit_at: OrderedDict[str, float] = field(default_factory=OrderedDict)  # chunk id -> time of a counted limit event
+    limit_at: BoundedDict[str, float] = field(default_factory=lambda: BoundedDict(MAX_QUOTED))
+    """Chunk id -> time of a counted limit event."""
     disclosed_at: deque[tuple[float, int]] = field(default_factory=deque)  # time, number of words new to the tenant
     disclosed_words: int = 0  # their sum
 
@@ -251,7 +255,7 @@ class CrawlEvidence:
 
     def __init__(self, alarm: float, colluders: int, seconds: float, store: EventStore | None) -> None:
         self._alarm, self._colluders, self._seconds = alarm, colluders, seconds
-        self._clients: OrderedDict[tuple[str, str], _ClientEvidence] = OrderedDict()
+        self._clients: BoundedDict[tuple[str, str], _ClientEvidence] = BoundedDict(MAX_CLIENTS)
         self._tenants: dict[str, _TenantEvidence] = {}
         self._lock = threading.RLock()
         self._feed = ClientEventFeed(store, KIND, seconds, self._apply)
@@ -462,10 +466,10 @@ class CrawlEvidence:
             together.phrases.pop(phrase, None)
         told = key_of(tenant, client)[1], at
         for phrase in _unpack(body.get("said", "")):
-            put_latest(state.phrases, phrase, None, MAX_PHRASES)
-            put_latest(together.phrases, phrase, told, MAX_TENANT_PHRASES)
+            state.phrases[phrase] = None
+            together.phrases[phrase] = told
         for chunk in body.get("shown", ()):
-            put_latest(state.shown, str(chunk), max(at, state.shown.get(str(chunk), 0.0)), MAX_CHUNKS)
+            state.shown[str(chunk)] = max(at, state.shown.get(str(chunk), 0.0))
         for topic in body.get("topics", ()):
             state.topics[int(topic)] = max(at, state.topics.get(int(topic), 0.0))
         for chunk, bits in body.get("covered", {}).items():
@@ -549,7 +553,7 @@ class CrawlEvidence:
         if chunks and all(at - tenant.limit_at.get(chunk, -math.inf) <= self._seconds for chunk in chunks):
             return None
         for chunk in chunks:
-            put_latest(tenant.limit_at, chunk, at, MAX_QUOTED)
+            tenant.limit_at[chunk] = at
         return True
 
     def _tenant(self, name: str) -> _TenantEvidence:
@@ -571,7 +575,7 @@ class CrawlEvidence:
         if new := (bits & ~before).bit_count():
             tenant.disclosed_at.append((at, new))
             tenant.disclosed_words += new
-        put_latest(tenant.disclosed, chunk, (before | bits, max(at, last)), MAX_QUOTED)
+        tenant.disclosed[chunk] = before | bits, max(at, last)
 
     def _disclosed_to(self, tenant: _TenantEvidence, chunk: str, at: float) -> int:
         """The words of a chunk that were disclosed to any client and have not expired at some time."""
@@ -601,12 +605,8 @@ class CrawlEvidence:
     def _named(self, tenant: str, client: str) -> _ClientEvidence:
         with self._lock:
             key = key_of(tenant, client)
-            state = self._clients.get(key)
-            if state is None:
-                state = self._clients[key] = _ClientEvidence(WordBlock(quota_name(tenant, client)))
-            self._clients.move_to_end(key)
-            if len(self._clients) > MAX_CLIENTS:
-                self._clients.popitem(last=False)
+            state = self._clients.get(key) or _ClientEvidence(WordBlock(quota_name(tenant, client)))
+            self._clients[key] = state
             return state
 
 

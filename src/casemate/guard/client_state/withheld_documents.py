@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from casemate.guard.client_state.feed import RESET, ClientEventFeed
 from casemate.protocols import EventStore
+from casemate.runtime.bounded_dict import BoundedDict
 
 KIND = "session"
 """Kind of the events."""
@@ -25,8 +25,9 @@ MAX_CLIENTS, MAX_SOURCES = 10_000, 200
 
 @dataclass(slots=True)
 class _ClientSources:
-    expiry: OrderedDict[str, float] = field(default_factory=OrderedDict)  # source -> time at which it expires
-    evidence: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    expiry: BoundedDict[str, float] = field(default_factory=lambda: BoundedDict(MAX_SOURCES))
+    """Source -> time at which it expires."""
+    evidence: BoundedDict[str, float] = field(default_factory=lambda: BoundedDict(MAX_SOURCES))
 
 
 class ClientSources:
@@ -40,7 +41,7 @@ class ClientSources:
 
     def __init__(self, defense: str, seconds: float, store: EventStore | None = None) -> None:
         self._defense, self._seconds = defense, seconds
-        self._clients: OrderedDict[tuple[str, str], _ClientSources] = OrderedDict()
+        self._clients: BoundedDict[tuple[str, str], _ClientSources] = BoundedDict(MAX_CLIENTS)
         self._lock = threading.Lock()
         self._feed = ClientEventFeed(store if seconds else None, KIND, seconds, self._apply)
         self.sync = self._feed.poll
@@ -65,15 +66,12 @@ class ClientSources:
     def _add_until(self, tenant: str, client: str, source: str, until: float) -> None:
         with self._lock:
             expiry = self._state(tenant, client).expiry
-            put_latest(expiry, source, max(until, expiry.get(source, 0.0)), MAX_SOURCES)
+            expiry[source] = max(until, expiry.get(source, 0.0))
 
     def _state(self, tenant: str, client: str) -> _ClientSources:
         """Returns the state to change. Reading creates none, so that questions alone displace no client."""
         key = key_of(tenant, client)
-        state = self._clients.setdefault(key, _ClientSources())
-        self._clients.move_to_end(key)
-        if len(self._clients) > MAX_CLIENTS:
-            self._clients.popitem(last=False)
+        state = self._clients[key] = self._clients.get(key) or _ClientSources()
         return state
 
     def _publish(self, tenant: str, client: str, body: Mapping[str, Any]) -> None:
@@ -117,7 +115,7 @@ class WithheldDocuments(ClientSources):
             state = self._clients.get(key_of(tenant, client))
             before = state.evidence.get(source, 1.0) if state else 1.0
             if e_value * before > 1:
-                put_latest(self._state(tenant, client).evidence, source, e_value * before, MAX_SOURCES)
+                self._state(tenant, client).evidence[source] = e_value * before
             elif state:
                 state.evidence.pop(source, None)
             return max(1.0, e_value * before) != before
@@ -131,7 +129,7 @@ class SeenRequests:
     """Recognizes repeated requests: the guard runs all defenses again when one of them needs more hits."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._seen: BoundedDict[str, None] = BoundedDict(MAX_CLIENTS)
         self._lock = threading.Lock()
 
     def is_first(self, request: str) -> bool:
@@ -139,7 +137,7 @@ class SeenRequests:
         with self._lock:
             if request in self._seen:
                 return False
-            put_latest(self._seen, request, None, MAX_CLIENTS)
+            self._seen[request] = None
             return True
 
 
@@ -148,11 +146,3 @@ def key_of(tenant: str, client: str) -> tuple[str, str]:
     if len(client) <= 64:
         return tenant, client
     return tenant, "sha256:" + hashlib.sha256(client.encode(errors="surrogatepass")).hexdigest()
-
-
-def put_latest(values: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Sets a value as the latest, and drops the oldest if there are too many."""
-    values[key] = value
-    values.move_to_end(key)
-    if len(values) > most:
-        values.popitem(last=False)

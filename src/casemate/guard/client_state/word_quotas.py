@@ -12,14 +12,14 @@ import logging
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from casemate.errors import BackendError
-from casemate.guard.client_state.withheld_documents import key_of, put_latest
+from casemate.guard.client_state.withheld_documents import key_of
 from casemate.protocols import EventStore
+from casemate.runtime.bounded_dict import BoundedDict
 from casemate.types import QuotaGrant, QuotaRequest
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class WordQuotas:
 
     def __init__(self, seconds: float, store: EventStore | None) -> None:
         self._seconds, self._store = seconds, store
-        self._counts: OrderedDict[str, int] = OrderedDict()  # without a store
+        self._counts: BoundedDict[str, int] = BoundedDict(MAX_OWNERS)  # without a store
         self._lock = threading.Lock()
         self._discarded_in = -1  # period in which this process last discarded outdated quotas
 
@@ -148,7 +148,7 @@ class WordQuotas:
             for request in requests:
                 before = self._counts.get(request.name, 0)
                 amount = max(0, min(request.amount, int(request.most) - before))
-                put_latest(self._counts, request.name, before + amount, MAX_OWNERS)
+                self._counts[request.name] = before + amount
                 grants.append(QuotaGrant(amount, before + amount))
         return grants
 

@@ -26,7 +26,6 @@ import asyncio
 import logging
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,6 +46,7 @@ from casemate.guard.watermarks.honeytoken_keys import (
 )
 from casemate.protocols import Defense, EventStore, Generator
 from casemate.rag.pipeline import closing_stream
+from casemate.runtime.bounded_dict import BoundedDict
 from casemate.text.disguises import DecodedText
 from casemate.types import Action, Outcome, Prompt, Query, Retrieval, Verdict
 
@@ -98,15 +98,13 @@ class HoneyToken(Defense):
         require_range(NAME, self, "hours", above=0, at_most=MAX_HOURS)
         self._keys = HoneytokenKeyFile(self.keys)
         self._shown = ClientSources(NAME, self.hours * 3600, self.store)
-        self._pending: OrderedDict[str, Query] = OrderedDict()  # by request
+        self._pending: BoundedDict[str, Query] = BoundedDict(MAX_PENDING)  # by request
         self._lock = threading.Lock()
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Counts the records in the context, and removes them unless they are served."""
         with self._lock:
             self._pending[query.id] = query
-            if len(self._pending) > MAX_PENDING:
-                self._pending.popitem(last=False)
         key = self._keys.load()
         records = {h.document.id: r for h in retrieval.hits if key and (r := key.identify(h.document, query.tenant))}
         if not records:

@@ -20,7 +20,6 @@ import asyncio
 import hashlib
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -28,6 +27,7 @@ from typing import ClassVar
 from casemate.errors import BackendError, require_range
 from casemate.protocols import Defense, Generator
 from casemate.rag.pipeline import closing_stream
+from casemate.runtime.bounded_dict import BoundedDict
 from casemate.text.reasoning import without_reasoning
 from casemate.text.sentences import sentences
 from casemate.text.tokens import words
@@ -118,7 +118,7 @@ class QueryFilter(Defense):
     def __post_init__(self) -> None:
         require_range(NAME, self, "paste", at_least=10)
         require_range(NAME, self, "timeout_s", above=0)
-        self._labels: OrderedDict[bytes, bool] = OrderedDict()
+        self._labels: BoundedDict[bytes, bool] = BoundedDict(MAX_CACHED)
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Removes all hits if the question probes.
@@ -147,8 +147,6 @@ class QueryFilter(Defense):
                 late = f"{NAME}: the judge took more than {self.timeout_s:g} s; raise timeout_s or use a faster model"
                 raise BackendError(late, backend=NAME, retryable=True) from None
             self._labels.setdefault(key, not is_natural(label))  # of concurrent calls, the first decides
-            if len(self._labels) > MAX_CACHED:
-                self._labels.popitem(last=False)
         return self._labels.get(key, True)
 
 

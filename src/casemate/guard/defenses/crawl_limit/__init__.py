@@ -29,7 +29,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -50,6 +50,7 @@ from casemate.maths.clustering import NOISE
 from casemate.protocols import Defense, EventStore, Generator
 from casemate.rag.pipeline import closing_stream
 from casemate.reindexing.registry import ReindexRegistry
+from casemate.runtime.bounded_dict import BoundedDict
 from casemate.text.disclosure import DisclosureCounter as DisclosureCounter
 from casemate.text.sentences import extract_sentences, nearest_sentences
 from casemate.types import Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Verdict
@@ -140,8 +141,8 @@ class CrawlLimit(Defense):
         self.evidence = CrawlEvidence(self.alarm, self.colluders, self.hours * 3600, self.store)
         self.quotas = WordQuotas(self.hours * 3600, self.store)
         self._registries: dict[str, ReindexRegistry] = {}
-        self._pending: OrderedDict[str, tuple[Query, tuple[str, ...]]] = OrderedDict()  # by request
-        self._recent: OrderedDict[str, deque[str]] = OrderedDict()  # texts shown to a tenant
+        self._pending: BoundedDict[str, tuple[Query, tuple[str, ...]]] = BoundedDict(MAX_PENDING)  # by request
+        self._recent: BoundedDict[str, deque[str]] = BoundedDict(MAX_TENANTS)  # texts shown to a tenant
         self._in_flight = Counter[tuple[str, str | None]]()  # words of unfinished answers, by client and by tenant
         self.unfinished = UnfinishedAnswers()
         self._pausing = set[tuple[str, str]]()  # clients
@@ -290,8 +291,7 @@ class CrawlLimit(Defense):
         """Keeps the query for its answer, with the texts of the null: those not shown, and those shown recently."""
         shown = [h.document.content for h in kept[: query.k]]
         with self._lock:
-            recent = self._recent.setdefault(query.tenant, deque(maxlen=MAX_RECENT))
-            self._recent.move_to_end(query.tenant)
+            recent = self._recent[query.tenant] = self._recent.get(query.tenant, deque(maxlen=MAX_RECENT))
             others = [h.document.content for h in kept[query.k :][:MAX_UNSEEN]]
             ordered = [
                 *others[: MIN_UNSEEN - 1],
@@ -300,11 +300,7 @@ class CrawlLimit(Defense):
             ]  # near-duplicates of shown texts are never the median
             unseen = [text for text in dict.fromkeys(ordered) if text not in shown][:MAX_UNSEEN]
             recent.extendleft(text for text in shown if text not in recent)
-            if len(self._recent) > MAX_TENANTS:
-                self._recent.popitem(last=False)
             self._pending[query.id] = query, tuple(unseen) if len(unseen) >= MIN_UNSEEN else ()
-            if len(self._pending) > MAX_PENDING:
-                self._pending.popitem(last=False)
 
     def pop_query(self, prompt: Prompt) -> tuple[Query | None, tuple[str, ...]]:
         """Returns the query that a prompt belongs to, once, and texts that are not in its context."""

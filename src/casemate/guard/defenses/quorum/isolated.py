@@ -6,13 +6,12 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, cast
 
-from casemate.guard.client_state.withheld_documents import put_latest
 from casemate.protocols import Generator, TokenModel
 from casemate.rag.pipeline import closing_stream
+from casemate.runtime.bounded_dict import BoundedDict
 from casemate.text.refusals import is_refusal
 from casemate.text.tokens import words
 from casemate.types import UNKNOWN, Document, Prompt
@@ -35,7 +34,7 @@ class IsolatedAnswers:
 
     def __init__(self, writer: Generator, seconds: float | None = None) -> None:
         self._writer, self._seconds = writer, seconds
-        self._cache: OrderedDict[bytes, str] = OrderedDict()
+        self._cache: BoundedDict[bytes, str] = BoundedDict(CACHED_ANSWERS)
 
     async def ask(self, question: str, units: Sequence[Document]) -> tuple[list[str], dict[str, Any]]:
         """Answers a question from each unit alone.
@@ -59,8 +58,8 @@ class IsolatedAnswers:
         written = dict(zip(prompts, await asyncio.gather(*map(self._write, prompts.values())), strict=True))
         found = held | written  # the cache may have changed meanwhile
         for key in keys:
-            if found[key] is not None:
-                put_latest(self._cache, key, found[key], CACHED_ANSWERS)
+            if (answer := found[key]) is not None:
+                self._cache[key] = answer
         costs = {
             "calls": len(prompts),
             "cached": len(units) - len(prompts),

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from casemate.guard.client_state.withheld_documents import put_latest
 from casemate.guard.defenses.quorum.keywords import AskedQuestion, Item, Word
 from casemate.guard.defenses.quorum.ledger import Ledger
 from casemate.guard.defenses.quorum.privacy import PrivateHistogram
 from casemate.guard.defenses.quorum.release import MAX_WORDS, Composition, compose
 from casemate.guard.units import UnitName
+from casemate.runtime.bounded_dict import BoundedDict
 from casemate.types import Query
 
 CACHED_ANSWERS = 4096
@@ -34,7 +33,7 @@ class PrivateAnswers:
 
     def __init__(self, histogram: PrivateHistogram, ledger: Ledger) -> None:
         self.histogram, self.ledger = histogram, ledger
-        self._cache: OrderedDict[bytes, Composition] = OrderedDict()
+        self._cache: BoundedDict[bytes, Composition] = BoundedDict(CACHED_ANSWERS)
         self._lock = threading.Lock()
 
     def cached(self, query: Query) -> Composition | None:
@@ -67,7 +66,7 @@ class PrivateAnswers:
         levels: dict[Item, int] = {Word(word): level for word, level in self.histogram.release(used).items()}
         answer = compose(AskedQuestion.of(query.text), levels, MAX_WORDS)
         with self._lock:
-            put_latest(self._cache, key, answer, CACHED_ANSWERS)
+            self._cache[key] = answer
         without_budget = sum(amount < len(keywords[i]) for i, amount in zip(stating, granted, strict=True))
         figures = {"stating": len(stating), "charged": sum(granted), "without_budget": without_budget, **self.noise()}
         return answer, figures
