@@ -42,7 +42,7 @@ from casemate.guard.audience import ReleasedDocument
 from casemate.guard.client_state.crawl_evidence import ALARMED, CrawlEvidence, SuspicionLevel
 from casemate.guard.client_state.crawl_evidence import CLEAR as CLEAR
 from casemate.guard.client_state.feed import MAX_HOURS
-from casemate.guard.client_state.withheld_documents import SeenRequests, key_of
+from casemate.guard.client_state.withheld_documents import SeenRequests, key_of, put_latest
 from casemate.guard.client_state.word_quotas import BLOCK_SHARE, WantedWords, WordBlock, WordQuotas
 from casemate.guard.defenses.crawl_limit.delivery import Delivery
 from casemate.guard.defenses.crawl_limit.meter import DisclosureMeter, UnfinishedAnswers
@@ -290,8 +290,8 @@ class CrawlLimit(Defense):
         """Keeps the query for its answer, with the texts of the null: those not shown, and those shown recently."""
         shown = [h.document.content for h in kept[: query.k]]
         with self._lock:
-            recent = self._recent.setdefault(query.tenant, deque(maxlen=MAX_RECENT))
-            self._recent.move_to_end(query.tenant)
+            recent = self._recent.get(query.tenant, deque(maxlen=MAX_RECENT))
+            put_latest(self._recent, query.tenant, recent, MAX_TENANTS)
             others = [h.document.content for h in kept[query.k :][:MAX_UNSEEN]]
             ordered = [
                 *others[: MIN_UNSEEN - 1],
@@ -300,11 +300,8 @@ class CrawlLimit(Defense):
             ]  # near-duplicates of shown texts are never the median
             unseen = [text for text in dict.fromkeys(ordered) if text not in shown][:MAX_UNSEEN]
             recent.extendleft(text for text in shown if text not in recent)
-            if len(self._recent) > MAX_TENANTS:
-                self._recent.popitem(last=False)
-            self._pending[query.id] = query, tuple(unseen) if len(unseen) >= MIN_UNSEEN else ()
-            if len(self._pending) > MAX_PENDING:
-                self._pending.popitem(last=False)
+            pending = query, tuple(unseen) if len(unseen) >= MIN_UNSEEN else ()
+            put_latest(self._pending, query.id, pending, MAX_PENDING)
 
     def pop_query(self, prompt: Prompt) -> tuple[Query | None, tuple[str, ...]]:
         """Returns the query that a prompt belongs to, once, and texts that are not in its context."""
