@@ -71,6 +71,12 @@ def level(limit, client="ann"):
     return limit.evidence.level(Query("", client))
 
 
+def test_the_last_new_chunks_of_a_day_are_the_nearest():
+    limit = CrawlLimit(questions=2)
+    for numbers, shown in ((range(5), range(5)), ((5, 0, 6, 7), (5, 0, 6, 7)), ((20, 1, 21, 22, 2), (20, 1, 21, 2))):
+        assert ids(ask(limit, numbers, dump=False)[0]) == [f"d{n}" for n in shown]
+
+
 def test_answer_ends_at_the_quote_limit():
     outcome, text = ask(CrawlLimit(quote_words=25), range(5))
     assert ids(outcome) == [f"d{n}" for n in range(5)]
@@ -137,6 +143,7 @@ def test_client_with_only_verbatim_answers_is_alarmed_and_shown_nothing_new():
     assert outcome.verdict.flagged
     assert ids(outcome) == ["d1"]
     assert len(text.split()) < 40
+    assert [hit.document.id for hit in ask(limit, [90, 1, 2, 91, 3])[0].value.hits] == ["d1", "d2"]  # half as many
 
 
 def test_the_same_question_again_is_one_piece_of_evidence():
@@ -289,6 +296,15 @@ def test_observe_mode_measures_answers_and_changes_none(store):
         cut.append(len([e for e in store.scan("crawl") if e.body.get(crawl_evidence.SHORTENED)]))
     assert cut == [1, 2, 3, 4, 5, 6]
     assert verdict.flagged and level(limit) is ALARMED
+
+
+def test_observe_mode_counts_the_words_of_an_answer_to_its_end(caplog):
+    observed, enforced = (CrawlLimit(quote_words=10**6, whole=10) for _ in range(2))
+    observe(observed, range(3))
+    ask(enforced, range(3))
+    counts = [limit.evidence.disclosed_words(Query("", "ann")) for limit in (observed, enforced)]
+    assert counts[0] == counts[1] == 3 * 60
+    assert not observed._in_flight and not caplog.records
 
 
 def crawl(limit, questions, client="ann"):

@@ -109,6 +109,13 @@ def test_clients_obtain_at_most_their_budgets_together(clients, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_a_short_answer_in_another_form_is_decoded_at_its_end_before_it_is_sent(form):
+    limit, cut = CrawlLimit(quote_words=10), Document("d", " ".join(chunk(0).text.split()[:20]))
+    reply = asyncio.run(answer(limit, Writes(form), [0, 1], "ann", make=lambda n: chunk(1) if n else cut))
+    assert len(obtained([reply], form)) <= 10 + UNDECODED_LETTERS // 8
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_text_in_another_form_is_decoded_before_it_is_sent(form):
     """One answer discloses at most the quote limit, whatever its form: no block of encoded text slips through."""
     limit = CrawlLimit(quote_words=30, whole=10**6, exposure=1.0, questions=10**4, budget=10**6)
@@ -371,6 +378,15 @@ def test_answers_at_the_same_time_share_the_budget():
 
     assert len(obtained(asyncio.run(crawl()), "plain")) <= 100
     assert not limit._in_flight
+
+
+def test_an_answer_that_ends_releases_its_own_reservation_alone():
+    limit, query = open_limit(budget=100, tenant_budget=100), Query("", "ann")
+    first, second = (40 + limit.reserve(query, 0, 40, 40)[0] for _ in range(2))
+    limit.release(query, first)
+    assert limit._free(query) == {"budget": 100 - second, "tenant_budget": 100 - second}
+    limit.release(query, second)
+    assert limit._free(query) == {"budget": 100, "tenant_budget": 100} and not limit._in_flight
 
 
 def test_tenant_budget_limits_all_clients_together_and_counts_a_word_once():

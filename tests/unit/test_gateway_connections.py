@@ -129,6 +129,7 @@ def test_one_key_cannot_take_every_slot(tmp_path):
         wait_for(lambda: held.begun == 1)
         refused = http.post("/v1/chat/completions", json=chat("q"))
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert "connection" not in refused.headers  # its body was read: the client may send the next request on it
         models = http.get("/v1/models", headers={"Authorization": f"Bearer {second}"})
         assert models.status_code == 200
         held.free.set()

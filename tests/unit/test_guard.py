@@ -190,7 +190,19 @@ def test_a_withheld_question_refuses_the_turn_whichever_query_is_first(make, fir
 def test_failing_defense_is_skipped_with_on_error_open(make, stage):
     guard = make([Broken(stage)], documents(40), on_error="open")
     bare = asyncio.run(guard.rag.ask(Query("amber")))
-    assert asyncio.run(guard.ask(Query("amber"))).text == bare.text
+    answer = asyncio.run(guard.ask(Query("amber")))
+    assert answer.text == bare.text and [v.action for v in answer.verdicts] == [Action.NONE]
+    with turn("amber"):  # nor is the turn refused
+        assert asyncio.run(guard.ask(Query("amber"))).text == bare.text
+
+
+def test_the_question_of_a_turn_is_judged_once_for_each_client(make):
+    curious = Curious()
+    guard = make([curious], documents(40))
+    with turn("amber"):
+        for text, client in (("birch", "ann"), ("cedar", "ann"), ("birch", "otto"), ("birch", "ann")):
+            asyncio.run(guard.retrieve(Query(text, client=client)))
+    assert len(curious.given) == 4 + 2
 
 
 @pytest.mark.parametrize(

@@ -98,12 +98,13 @@ def test_concurrent_evidence_is_not_lost():
     assert held.evidence("t", "anna", "d1") == pytest.approx(1.01**400)
 
 
-def test_least_recently_used_client_is_forgotten_first(clock, monkeypatch):
+@pytest.mark.parametrize("use", [lambda held: held.sources("t", "a"), lambda held: held.add("t", "a", "d1")])
+def test_least_recently_used_client_is_forgotten_first(use, clock, monkeypatch):
     monkeypatch.setattr(withheld_documents, "MAX_CLIENTS", 3)
     held = WithheldDocuments("mirabel", HOUR)
     for client in ("a", "b", "c"):
         held.add("t", client, "d1")
-    assert held.sources("t", "a") == {"d1"}  # used again
+    use(held)
     held.add("t", "d", "d1")
     assert [bool(held.sources("t", c)) for c in "abcd"] == [True, False, True, True]
 

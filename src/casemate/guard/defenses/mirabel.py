@@ -124,7 +124,7 @@ class Mirabel(CalibratedDefense):
 
     def may_read(self, query: Query, document: Document) -> bool:
         """Whether the document's ``readers`` list the client, so that it is never withheld."""
-        named = document.metadata.get(self.readers, ())
+        named = document.metadata.get(self.readers)
         if not named:  # the usual case, for every hit of every request
             return False
         clients = [named] if isinstance(named, str) else named if isinstance(named, Sequence) else ()
