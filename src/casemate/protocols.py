@@ -326,6 +326,17 @@ class EventStore(Protocol):
         """Flushes and closes the database."""
 
 
+REGISTERED_NAMES: dict[type[Any], str] = {}
+"""Name of each class that ``casemate.plugins`` loaded from an entry point."""
+
+
+def plug_in_name(part: object) -> str:
+    """Name of a plug-in in the configuration: of its file or entry point. Without one, the name of its class."""
+    cls = type(part)
+    package, _, module = cls.__module__.partition(".")
+    return module.rpartition(".")[2] if package == "casemate" else REGISTERED_NAMES.get(cls, cls.__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class CollectionPage:
     """A page of rows of a collection. Rows without text or vector are skipped and counted.
