@@ -36,8 +36,8 @@ def _fingerprint(package: str) -> str:
 
 def _files(package: str) -> Iterator[tuple[str, Path]]:
     module = sys.modules.get(package)
-    folders = list(getattr(module, "__path__", ()))
-    for folder in map(Path, folders):
+    folders = sorted({Path(folder).resolve() for folder in getattr(module, "__path__", ())})  # may list one twice
+    for folder in folders:
         yield from ((str(path.relative_to(folder)), path) for path in sorted(folder.rglob("*.py")))
     file = Path(getattr(module, "__file__", None) or "")
     if not folders and file.is_file():
