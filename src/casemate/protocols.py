@@ -106,6 +106,9 @@ class Index(Protocol):
     def open(self, fingerprint: str, dim: int) -> None:
         """Opens or creates the store for the vectors of one embedder.
 
+        Every other call but ``clear`` and ``close`` raises a BackendError before it, and after ``close``. It raises a
+        DataError once another process has cleared the store for another embedder.
+
         Raises:
             DataError: If it holds vectors of another embedder, is damaged, or is not an index.
             BackendError: If it cannot be reached.
@@ -117,7 +120,8 @@ class Index(Protocol):
         One transaction.
 
         Raises:
-            DataError: If the vectors have the wrong shape or length, or an id occurs twice.
+            DataError: If the vectors have the wrong shape or length, an id occurs twice or belongs to another source, a
+                text is not valid Unicode, or metadata are no JSON. Nothing is then changed.
         """
 
     def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
@@ -164,7 +168,7 @@ class Index(Protocol):
         """Recomputes the moments from the stored vectors."""
 
     def clear(self) -> None:
-        """Removes all documents of all tenants, and the embedder's fingerprint. ``open`` may then be called again."""
+        """Removes all documents of all tenants, and the embedder's fingerprint. ``open`` may be called before, and then."""
 
     def close(self) -> None:
         """Closes files and connections."""
@@ -453,7 +457,12 @@ class TransactionalCollection(VectorCollection, Protocol):
 
 
 class Target(Protocol):
-    """A system that answers: an unprotected ``Rag``, a ``Guard``, a remote endpoint."""
+    """A system that answers: an unprotected ``Rag``, a ``Guard``, a remote endpoint.
+
+    A remote one declares what it supports in two optional attributes. ``tells`` contains the details that it returns
+    beside the text: some of ``sources``, ``ids`` and ``scores``. ``can`` contains ``clients`` if it passes on
+    ``Query.client``. Checks of the red team that need another capability are inconclusive.
+    """
 
     async def ask(self, query: Query) -> Answer:
         """Answers a query.
