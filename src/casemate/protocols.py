@@ -168,7 +168,7 @@ class Index(Protocol):
         """Recomputes the moments from the stored vectors."""
 
     def clear(self) -> None:
-        """Removes all documents of all tenants, and the embedder's fingerprint. ``open`` may be called before, and then."""
+        """Removes all documents of all tenants, and the embedder's fingerprint. Before or after ``open``."""
 
     def close(self) -> None:
         """Closes files and connections."""

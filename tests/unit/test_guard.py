@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from casemate.backends.indexes.sqlite import SqliteIndex
-from casemate.errors import BackendError, DataError, QueryError
+from casemate.errors import BackendError, CapabilityError, DataError, QueryError
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.guard import Guard
 from casemate.guard.turn import turn
@@ -479,3 +479,20 @@ def test_a_defense_that_returns_no_outcome_fails_and_the_verdict_says_why(make):
     answer = asyncio.run(make([OldStyle()], documents(40)).ask(Query("amber")))
     assert not answer.retrieval.hits
     assert answer.verdicts[0].evidence["message"] == "a defense must return an Outcome, not Retrieval"
+
+
+def test_a_defense_that_fails_when_documents_are_indexed_stops_the_indexing(make):
+    @dataclass
+    class Unable(Defense):
+        """Fails on documents."""
+
+        async def on_index(self, documents, vectors):
+            raise RuntimeError("secret text of a document")
+
+    guard = make([], documents(4))
+    broken = Guard(guard.rag, [Unable()])
+    with pytest.raises(
+        CapabilityError, match="defense Unable failed in on_index: RuntimeError in test_guard.py"
+    ):
+        asyncio.run(broken.add(documents(6)))
+    assert guard.rag.index.moments().n == 4

@@ -1,12 +1,15 @@
+import json
 import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from casemate import plugins
 from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.cli import cli
 from casemate.config import PluginSpec
 from casemate.errors import ConfigError, UnknownName
 from casemate.guard.defenses.mirabel import Mirabel
@@ -86,6 +89,14 @@ def test_an_entry_point_that_cannot_be_used_is_refused_with_the_reason(installed
     installed("defense", "theirs", "their_plug_in:Theirs")
     with pytest.raises(ConfigError, match=f"theirs = their_plug_in:Theirs of group casemate.defense {message}"):
         plugins.load("defense", "theirs")
+
+
+def test_attacks_are_listed_beside_one_that_cannot_be_imported(installed):
+    installed("attack", "theirs", "no_such_module:Theirs")
+    done = CliRunner().invoke(cli, ["redteam", "list", "--json"])
+    found = json.loads(done.stdout)
+    assert done.exit_code == 0 and "mba" in found["attacks"] and "theirs" not in found["attacks"]
+    assert "No module named 'no_such_module'" in found["faults"][0]
 
 
 def test_the_error_about_an_unknown_name_says_where_it_is_known(installed, monkeypatch):

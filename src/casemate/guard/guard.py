@@ -376,9 +376,19 @@ class Guard:
         return {}
 
     async def add_embedded(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
-        """Indexes documents with their vectors, (n, dim), as ``add`` does."""
+        """Indexes documents with their vectors, (n, dim), as ``add`` does.
+
+        Raises:
+            CapabilityError: If a defense fails; nothing is indexed then.
+        """
         for defense in self.defenses if self.enforce else ():
-            documents, vectors = await defense.on_index(documents, vectors)
+            try:
+                documents, vectors = await defense.on_index(documents, vectors)
+            except CasemateError:
+                raise
+            except Exception as error:
+                failure = f"defense {plug_in_name(defense)} failed in on_index: {describe_failure(error)}"
+                raise CapabilityError(failure) from error
         await asyncio.to_thread(self.rag.index.add, documents, vectors, tenant)
 
     async def remove(self, sources: Sequence[str], tenant: str = DEFAULT_TENANT) -> int:

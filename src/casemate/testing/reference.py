@@ -124,8 +124,8 @@ def same_hits(found: Retrieval, ranking: Sequence[Hit], k: int, exact: bool) -> 
     if exact:
         rank = next((i for i, pair in enumerate(zip_longest(ids, nearest)) if pair[0] != pair[1]), None)
         assert rank is None, (
-            f"of the {k} nearest, rank {rank + 1} is {[*ids[rank:], None][0]!r}, not {[*nearest[rank:], None][0]!r}: equal "
-            "vectors need equal scores, by casemate.maths.nearest.inner_products, and ties are ordered by age"
+            f"of the {k} nearest, number {rank + 1} is {[*ids[rank:], None][0]!r}, not {[*nearest[rank:], None][0]!r}; "
+            "equal vectors have equal scores (casemate.maths.nearest.inner_products), ties are ordered by age"
         )
         return
     scores = [h.score for h in found.hits]
