@@ -33,6 +33,7 @@ from casemate.config import PluginSpec
 from casemate.errors import ConfigError, UnknownName, did_you_mean, validation_reason
 from casemate.protocols import (
     REGISTERED_NAMES,
+    STAGES,
     Channel,
     Defense,
     Embedder,
@@ -48,6 +49,7 @@ from casemate.protocols import (
     Target,
     TokenModel,
     VectorCollection,
+    unknown_stages,
 )
 from casemate.runtime.executor import Executor
 from casemate.runtime.package_code import package_code
@@ -86,7 +88,6 @@ ROLES: dict[str, Role] = {
 }
 """Every role. Its entry-point group is ``casemate.<role>``."""
 
-_STAGES = tuple(name for name in dir(Defense) if name.startswith("on_"))
 _OPENED = frozenset(
     {
         "embedder",
@@ -302,9 +303,8 @@ def _fault(base: type[Any], cls: Any) -> str:
         return f"must be a subclass of {base.__name__}"
     if not dataclasses.is_dataclass(cls):
         return "must be a dataclass: its fields are its options"
-    stages = {name for name in dir(cls) if name.startswith("on_")} if base is Defense else set()
-    if unknown := sorted(stages - set(_STAGES)):
-        return f"has the stage {unknown[0]}, which this version never calls{did_you_mean(unknown[0], _STAGES)}"
+    if unknown := unknown_stages(cls):
+        return f"has the stage {unknown[0]}, which this version never calls{did_you_mean(unknown[0], STAGES)}"
     try:
         get_type_hints(cls)
     except NameError as error:

@@ -574,6 +574,16 @@ class Defense:
         return documents
 
 
+STAGES = tuple(name for name in dir(Defense) if name.startswith("on_"))
+"""The stages of a defense."""
+
+
+def unknown_stages(cls: type[Any]) -> list[str]:
+    """Stages of a defense that this version never calls: misspelled, or of another version."""
+    found = {name for name in dir(cls) if name.startswith("on_")} if issubclass(cls, Defense) else set()
+    return sorted(found.difference(STAGES))
+
+
 class CalibratedDefense(Defense):
     """A defense whose threshold is calibrated on benign queries by split conformal prediction.
 

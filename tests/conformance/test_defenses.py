@@ -347,6 +347,14 @@ class Fails(HideBest):
 
 
 @dataclass
+class Misspelled(HideBest):
+    """Hides above ``limit``, and overrides a stage that does not exist."""
+
+    async def on_retrive(self, query, retrieval):
+        return Outcome(retrieval)
+
+
+@dataclass
 class Enforced(HideBest):
     """Reports observe mode above ``limit``."""
 
@@ -364,7 +372,7 @@ class Enforced(HideBest):
         (Contradicts, "flagged is False"), (Tells, "holds the text"), (Unkept, "cannot be kept as JSON"),
         (Shortens, "not of unit length"), (InPlace, "changed what it was given"), (Dice, "something else"),
         (Wraps, "another text"), (Fails, "list|tuple index"), (Enforced, "the guard's to say"),
-        (Greedy, "there are no more"), (Adds, "on_deliver added or moved one"),
+        (Greedy, "there are no more"), (Misspelled, "on_retrive is never called"), (Adds, "on_deliver added or moved one"),
     ],
 )  # fmt: skip
 def test_faulty_defenses_are_refused(bad, says) -> None:

@@ -491,8 +491,6 @@ def test_a_defense_that_fails_when_documents_are_indexed_stops_the_indexing(make
 
     guard = make([], documents(4))
     broken = Guard(guard.rag, [Unable()])
-    with pytest.raises(
-        CapabilityError, match="defense Unable failed in on_index: RuntimeError in test_guard.py"
-    ):
+    with pytest.raises(CapabilityError, match="defense Unable failed in on_index: RuntimeError in test_guard.py"):
         asyncio.run(broken.add(documents(6)))
     assert guard.rag.index.moments().n == 4
