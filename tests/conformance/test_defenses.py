@@ -372,7 +372,8 @@ class Enforced(HideBest):
         (Contradicts, "flagged is False"), (Tells, "holds the text"), (Unkept, "cannot be kept as JSON"),
         (Shortens, "not of unit length"), (InPlace, "changed what it was given"), (Dice, "something else"),
         (Wraps, "another text"), (Fails, "list|tuple index"), (Enforced, "the guard's to say"),
-        (Greedy, "there are no more"), (Misspelled, "on_retrive is never called"), (Adds, "on_deliver added or moved one"),
+        (Greedy, "there are no more"), (Adds, "on_deliver added or moved one"),
+        (Misspelled, "on_retrive is never called"),
     ],
 )  # fmt: skip
 def test_faulty_defenses_are_refused(bad, says) -> None:
