@@ -88,3 +88,13 @@ def test_results_are_not_reused_after_a_change_of_a_plug_in_or_of_the_audience(p
     facts.append(campaign_facts(tmp_path, guard))
     facts.append(campaign_facts(tmp_path, guard | {"audience": {"unentitled": "nothing"}}))
     assert [len({one[i] for one in facts}) for i in range(2)] == [3, 3]
+
+
+def test_results_are_not_reused_after_a_change_of_the_audience_function(package, tmp_path):
+    (package / "words.py").write_text("def allow(query, document): return True")
+    audience = {"unentitled": "nothing", "function": "acme_plug_ins.words:allow"}
+    before = campaign_facts(tmp_path, {"audience": audience})
+    (package / "words.py").write_text("def allow(query, document): return False")
+    module._fingerprint.cache_clear()
+    after = campaign_facts(tmp_path, {"audience": audience})
+    assert before[0] != after[0] and before[1] != after[1]

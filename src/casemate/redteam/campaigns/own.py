@@ -65,6 +65,10 @@ from casemate.types import DEFAULT_TENANT, Document, Query, Secret
 log = logging.getLogger(__name__)
 
 INDEX_UNCHANGED = "The index did not change during the campaign"
+AUDIENCE_COST = (
+    "The cost of guard.audience for benign users: their questions were asked as by a client that may read every source "
+    "in full."
+)
 BENIGN_QUESTIONS = 300  # synthetic benign questions that measure the guard's cost
 SESSIONS, SESSION_LENGTH, SESSION_QUESTIONS = 30, 10, 200
 """Benign sessions that are replayed, questions in each, and synthetic questions they are drawn from."""
@@ -104,6 +108,8 @@ class OwnSystem(TargetSystem):
             f"the budgets of units, which all attacks of a campaign share: {line}"
             for line in describe_bounds(app.guard.defenses, len(digests))
         ]
+        if app.guard.audience.unentitled != "full":
+            bounds.append(AUDIENCE_COST)
         super().__init__(
             evidence, bounds, simulated=[SIMULATED_READER] if section.reader.use == "simulated_reader" else ()
         )
