@@ -19,9 +19,11 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 
@@ -142,3 +144,15 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     names = list(allowed)
     close = difflib.get_close_matches(name, names, n=1)
     return f"; {f'did you mean {close[0]!r}? ' if close else ''}allowed: {', '.join(names) or 'none'}"
+
+
+def describe_failure(error: Exception) -> str:
+    """The class of an error, with the message of a `CasemateError`, else with the line that raised it.
+
+    Messages of other errors may quote a document.
+    """
+    if isinstance(error, CasemateError):
+        return f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{place}"

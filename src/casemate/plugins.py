@@ -18,19 +18,22 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import metadata
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, cast, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from casemate.config import PluginSpec
 from casemate.errors import ConfigError, UnknownName, did_you_mean, validation_reason
 from casemate.protocols import (
+    REGISTERED_NAMES,
+    STAGES,
     Channel,
     Defense,
     Embedder,
@@ -46,8 +49,10 @@ from casemate.protocols import (
     Target,
     TokenModel,
     VectorCollection,
+    unknown_stages,
 )
 from casemate.runtime.executor import Executor
+from casemate.runtime.package_code import package_code
 from casemate.types import Secret
 
 
@@ -99,6 +104,9 @@ _OPENED = frozenset(
 """Roles whose plug-ins open a file, a connection or a model when they are built."""
 
 
+INSTALL_HINT = "; if another package provides it, install that package in this environment"
+
+
 def names(role: str) -> list[str]:
     """Names of all plug-ins of a role, sorted.
 
@@ -118,21 +126,24 @@ def load(role: str, name: str) -> type[Any]:
 
     Raises:
         UnknownName: If there is none; the message lists the available names.
-        ConfigError: If an entry point has the name of another plug-in, or is not a class that fills the role.
+        ConfigError: If an entry point has the name of another plug-in, cannot be imported, or is not a dataclass that
+            fills the role.
     """
     built_in = _classes(role, name) if name in _files(role) else []
     registered = [e for e in _registered(entry_points, role) if e.name == name]
     if registered:
-        others = [*(f"built-in {c.__module__}:{c.__name__}" for c in built_in), *(e.value for e in registered[1:])]
+        others = [*(f"built-in {c.__module__}:{c.__name__}" for c in built_in), *map(_described, registered[1:])]
         if others:
             raise ConfigError(
-                f"the entry point {name} = {registered[0].value} of group casemate.{role} has the name of another "
-                f"plug-in, {others[0]}; rename the entry point, or uninstall its package"
+                f"the entry point {name} = {_described(registered[0])} of group casemate.{role} has the name of "
+                f"another plug-in, {others[0]}; rename the entry point, or uninstall its package"
             )
-        return _checked(role, name, registered[0].load())
+        return _imported(role, registered[0])
     if len(built_in) == 1:
         return built_in[0]
-    raise UnknownName(f"unknown {role} {name!r}{did_you_mean(name, names(role))}")
+    allowed = did_you_mean(name, names(role))
+    hint = _elsewhere(role, name) or ("" if "did you mean" in allowed else INSTALL_HINT)
+    raise UnknownName(f"unknown {role} {name!r}{allowed}{hint}")
 
 
 def injected(cls: type[Any]) -> dict[str, type[Any]]:
@@ -147,6 +158,16 @@ def injected(cls: type[Any]) -> dict[str, type[Any]]:
         for candidate in (kind, *get_args(kind)):
             if inspect.isclass(candidate) and candidate in bases:
                 found[name] = candidate
+    return found
+
+
+def packages(role: str, spec: PluginSpec) -> dict[str, str]:
+    """Packages outside Casemate that a plug-in and its plug-in options come from, with fingerprints of their code."""
+    cls = load(role, spec.use)
+    found = package_code(cls)
+    for name, kind in injected(cls).items():
+        if name in spec.options:
+            found |= packages(role_of(kind), _spec(f"{role} {spec.use!r}, option {name!r}", spec.options[name]))
     return found
 
 
@@ -254,12 +275,54 @@ def _classes(role: str, name: str) -> list[type[Any]]:
     ]
 
 
-def _checked(role: str, name: str, cls: Any) -> type[Any]:
-    """The object of an entry point, if it is a class that fills the role."""
-    base = ROLES[role].base
+def _described(entry: EntryPoint) -> str:
+    """The object of an entry point, and the distribution that registers it."""
+    return f"{entry.value} ({entry.dist.name} {entry.dist.version})" if entry.dist else entry.value
+
+
+def _imported(role: str, entry: EntryPoint) -> type[Any]:
+    """The class of an entry point. Importing it runs foreign code, so any error is possible."""
+    what = f"the entry point {entry.name} = {_described(entry)} of group casemate.{role}"
+    try:
+        cls = entry.load()
+    except Exception as error:
+        needed = [line for line in (entry.dist and entry.dist.requires) or () if re.match(r"casemate\b", line)]
+        needs = f"; it requires {needed[0]}, and {metadata.version('casemate')} is installed" if needed else ""
+        raise ConfigError(
+            f"{what} cannot be imported: {type(error).__name__}: {error}{needs}; repair or uninstall its package"
+        ) from error
+    if fault := _fault(ROLES[role].base, cls):
+        raise ConfigError(f"{what} {fault}")
+    REGISTERED_NAMES[cls] = entry.name
+    return cast(type[Any], cls)
+
+
+def _fault(base: type[Any], cls: Any) -> str:
+    """Why the object of an entry point does not fill a role with this base class; empty if it does."""
     if not (inspect.isclass(cls) and base in cls.__mro__):
-        raise ConfigError(f"the entry point {name!r} of group casemate.{role} must be a subclass of {base.__name__}")
-    return cls
+        return f"must be a subclass of {base.__name__}"
+    if not dataclasses.is_dataclass(cls):
+        return "must be a dataclass: its fields are its options"
+    if unknown := unknown_stages(cls):
+        return f"has the stage {unknown[0]}, which this version never calls{did_you_mean(unknown[0], STAGES)}"
+    try:
+        get_type_hints(cls)
+    except NameError as error:
+        return f"has an option whose type is not imported at run time: {error}"
+    return ""
+
+
+def _elsewhere(role: str, name: str) -> str:
+    """Where else a name is registered: in another role, or in a group that is no role; empty if nowhere."""
+    for other in ROLES:
+        known = name in _files(other) and _classes(other, name)
+        if other != role and (known or any(e.name == name for e in _registered(entry_points, other))):
+            return f"; the role {other} has a plug-in of this name"
+    groups = {f"casemate.{one}" for one in ROLES}
+    for group in sorted(g for g in _installed().groups if g.startswith("casemate.") and g not in groups):
+        if found := [e for e in entry_points(group) if e.name == name]:
+            return f"; {_described(found[0])} registers it in the group {group}{did_you_mean(group, sorted(groups))}"
+    return ""
 
 
 def _require_options(

@@ -106,6 +106,9 @@ class Index(Protocol):
     def open(self, fingerprint: str, dim: int) -> None:
         """Opens or creates the store for the vectors of one embedder.
 
+        Every other call but ``clear`` and ``close`` raises a BackendError before it, and after ``close``. It raises a
+        DataError once another process has cleared the store for another embedder.
+
         Raises:
             DataError: If it holds vectors of another embedder, is damaged, or is not an index.
             BackendError: If it cannot be reached.
@@ -117,7 +120,8 @@ class Index(Protocol):
         One transaction.
 
         Raises:
-            DataError: If the vectors have the wrong shape or length, or an id occurs twice.
+            DataError: If the vectors have the wrong shape or length, an id occurs twice or belongs to another source, a
+                text is not valid Unicode, or metadata are no JSON. Nothing is then changed.
         """
 
     def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
@@ -164,7 +168,7 @@ class Index(Protocol):
         """Recomputes the moments from the stored vectors."""
 
     def clear(self) -> None:
-        """Removes all documents of all tenants, and the embedder's fingerprint. ``open`` may then be called again."""
+        """Removes all documents of all tenants, and the embedder's fingerprint. Before or after ``open``."""
 
     def close(self) -> None:
         """Closes files and connections."""
@@ -326,6 +330,17 @@ class EventStore(Protocol):
         """Flushes and closes the database."""
 
 
+REGISTERED_NAMES: dict[type[Any], str] = {}
+"""Name of each class that ``casemate.plugins`` loaded from an entry point."""
+
+
+def plug_in_name(part: object) -> str:
+    """Name of a plug-in in the configuration: of its file or entry point. Without one, the name of its class."""
+    cls = type(part)
+    package, _, module = cls.__module__.partition(".")
+    return module.rpartition(".")[2] if package == "casemate" else REGISTERED_NAMES.get(cls, cls.__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class CollectionPage:
     """A page of rows of a collection. Rows without text or vector are skipped and counted.
@@ -442,7 +457,12 @@ class TransactionalCollection(VectorCollection, Protocol):
 
 
 class Target(Protocol):
-    """A system that answers: an unprotected ``Rag``, a ``Guard``, a remote endpoint."""
+    """A system that answers: an unprotected ``Rag``, a ``Guard``, a remote endpoint.
+
+    A remote one declares what it supports in two optional attributes. ``tells`` contains the details that it returns
+    beside the text: some of ``sources``, ``ids`` and ``scores``. ``can`` contains ``clients`` if it passes on
+    ``Query.client``. Checks of the red team that need another capability are inconclusive.
+    """
 
     async def ask(self, query: Query) -> Answer:
         """Answers a query.
@@ -552,6 +572,16 @@ class Defense:
         In observe mode the result is discarded.
         """
         return documents
+
+
+STAGES = tuple(name for name in dir(Defense) if name.startswith("on_"))
+"""The stages of a defense."""
+
+
+def unknown_stages(cls: type[Any]) -> list[str]:
+    """Stages of a defense that this version never calls: misspelled, or of another version."""
+    found = {name for name in dir(cls) if name.startswith("on_")} if issubclass(cls, Defense) else set()
+    return sorted(found.difference(STAGES))
 
 
 class CalibratedDefense(Defense):

@@ -347,6 +347,14 @@ class Fails(HideBest):
 
 
 @dataclass
+class Misspelled(HideBest):
+    """Hides above ``limit``, and overrides a stage that does not exist."""
+
+    async def on_retrive(self, query, retrieval):
+        return Outcome(retrieval)
+
+
+@dataclass
 class Enforced(HideBest):
     """Reports observe mode above ``limit``."""
 
@@ -365,6 +373,7 @@ class Enforced(HideBest):
         (Shortens, "not of unit length"), (InPlace, "changed what it was given"), (Dice, "something else"),
         (Wraps, "another text"), (Fails, "list|tuple index"), (Enforced, "the guard's to say"),
         (Greedy, "there are no more"), (Adds, "on_deliver added or moved one"),
+        (Misspelled, "on_retrive is never called"),
     ],
 )  # fmt: skip
 def test_faulty_defenses_are_refused(bad, says) -> None:

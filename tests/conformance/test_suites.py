@@ -180,6 +180,12 @@ class Answers(Target):
         yield "a text"
 
 
+class Declares(Answers):
+    def __init__(self, **declared):
+        super().__init__("yes")
+        vars(self).update(declared)
+
+
 def made(text, hits=()):
     return Answer(text, Retrieval(tuple(hits), SimilarityStats(0, 0.0, 0.0)))
 
@@ -410,6 +416,8 @@ BAD = {
     "second handle": lambda: testing.check_event_store(lambda fresh: Memory()),
     "return an Answer": lambda: testing.check_target(Answers(7)),
     "twice in a context": lambda: testing.check_target(Answers("yes", TWICE)),
+    "tells contains 'source'": lambda: testing.check_target(Declares(tells={"source"})),
+    "can contains 'verdicts'": lambda: testing.check_target(Declares(can={"verdicts"})),
     "must raise BackendError": lambda: testing.check_target(Answers("yes"), Answers("yes")),
     "repeat the question": lambda: testing.check_target(Answers("yes"), Answers("echo")),
     "needs a name; deliveries": lambda: testing.check_channel(Sends("")),

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import re
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from casemate.backends.indexes.sqlite import SqliteIndex
-from casemate.errors import BackendError, ConfigError, DataError, QueryError
+from casemate.errors import BackendError, CapabilityError, ConfigError, DataError, QueryError
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.guard import Guard
@@ -162,7 +163,9 @@ def test_failing_defense_withholds_the_context_by_default(make, stage, caplog):
     guard = make([Broken(stage)], documents(40), store=store)
     answer = asyncio.run(guard.ask(Query("amber")))
     assert answer.text == {"sync": "", "on_retrieve": "", "on_answer": UNKNOWN}[stage]
-    assert [(v.action, v.evidence) for v in answer.verdicts] == [(Action.WITHHOLD, {"error": "RuntimeError"})]
+    ((action, evidence),) = [(v.action, v.evidence) for v in answer.verdicts]
+    assert (action, evidence["error"]) == (Action.WITHHOLD, "RuntimeError")
+    assert re.fullmatch(r"RuntimeError in test_guard.py, line \d+", evidence["message"])
     assert "secret text" not in caplog.text + json.dumps([e.body for e in store.events])
 
 
@@ -213,7 +216,7 @@ def test_a_defense_that_fails_to_limit_fetched_documents_withholds_them(make, on
     guard = make([Broken("none"), Censor()], documents(40), store=store, on_error=on_error, enforce=enforce)
     assert len(asyncio.run(guard.deliver(Query("amber"), documents(2)))) == count
     (event,) = [e.body for e in store.events]
-    assert (event["defense"], event["evidence"]) == ("test_guard", {"error": "RuntimeError"})
+    assert (event["defense"], event["evidence"]["error"]) == ("Broken", "RuntimeError")
     assert "secret text" not in caplog.text
 
 
@@ -293,8 +296,7 @@ def test_on_stage_receives_the_duration_of_every_stage(make):
     stages = []
     guard = make([HideBest(), Censor()], documents(40), on_stage=lambda stage, seconds: stages.append((stage, seconds)))
     asyncio.run(guard.ask(Query("amber")))
-    name = __name__.rsplit(".", 1)[-1]
-    assert [stage for stage, _ in stages] == ["embed", "search", name, name, name, name]
+    assert [stage for stage, _ in stages] == ["embed", "search", *["HideBest", "Censor"] * 2]
     assert all(seconds >= 0 for _, seconds in stages)
 
 
@@ -506,4 +508,36 @@ def test_only_own_error_messages_enter_the_verdict(make):
     (ours,) = asyncio.run(make([Unready()], documents(40)).retrieve(Query("amber")))[1]
     (theirs,) = asyncio.run(make([Broken()], documents(40)).retrieve(Query("amber")))[1]
     assert ours.evidence == {"error": "DataError", "message": "run 'casemate calibrate'"}
-    assert theirs.evidence == {"error": "RuntimeError"}
+    assert theirs.evidence["message"].startswith("RuntimeError in test_guard.py, line ")
+
+
+def test_a_failure_of_one_defense_is_not_that_of_another_in_the_same_module(make):
+    guard = make([Broken("sync"), Censor()], documents(40), on_error="open")
+    assert [v.defense for v in asyncio.run(guard.ask(Query("amber"))).verdicts if "error" in v.evidence] == ["Broken"]
+
+
+def test_a_defense_that_returns_no_outcome_fails_and_the_verdict_says_why(make):
+    class OldStyle(Defense):
+        """Returns the retrieval itself."""
+
+        async def on_retrieve(self, query, retrieval):
+            return retrieval
+
+    answer = asyncio.run(make([OldStyle()], documents(40)).ask(Query("amber")))
+    assert not answer.retrieval.hits
+    assert answer.verdicts[0].evidence["message"] == "a defense must return an Outcome, not Retrieval"
+
+
+def test_a_defense_that_fails_when_documents_are_indexed_stops_the_indexing(make):
+    @dataclass
+    class Unable(Defense):
+        """Fails on documents."""
+
+        async def on_index(self, documents, vectors):
+            raise RuntimeError("secret text of a document")
+
+    guard = make([], documents(4))
+    broken = Guard(guard.rag, [Unable()])
+    with pytest.raises(CapabilityError, match="defense Unable failed in on_index: RuntimeError in test_guard.py"):
+        asyncio.run(broken.add(documents(6)))
+    assert guard.rag.index.moments().n == 4

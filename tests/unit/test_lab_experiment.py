@@ -1,5 +1,6 @@
 import asyncio
 import math
+import re
 from dataclasses import dataclass, replace
 
 import pytest
@@ -220,12 +221,12 @@ class Broken(MembershipAttack):
     [
         (BackendError("no route to the model", backend="fake", retryable=True), "BackendError: no route to the model"),
         (DataError("no texts"), "DataError: no texts"),
-        (ZeroDivisionError("with the text of a patient"), "ZeroDivisionError"),
+        (ZeroDivisionError("with the text of a patient"), r"ZeroDivisionError in test_lab_experiment.py, line \d+"),
     ],
 )
 def test_a_failed_attack_is_reported_and_the_others_continue(lab, where, error, says):
     trials = run(lab.experiment({"broken": Broken(where, error), "name": Name()}))
-    assert trials.errors == {"broken": says}
+    assert list(trials.errors) == ["broken"] and re.fullmatch(says, trials.errors["broken"])
     assert len(trials.done["name", "off"]) == 40
     assert trials.missing == 0  # of the attacks that did not break off
 
@@ -246,7 +247,7 @@ def test_an_attack_that_fails_in_several_trials_at_once_is_logged_once(lab, capl
             raise ZeroDivisionError
 
     run(lab.experiment({"failing": Failing()}, concurrency=4))
-    assert [record.message for record in caplog.records].count("the attack failing was aborted: ZeroDivisionError") == 1
+    assert [r.message.startswith("the attack failing was aborted: ZeroDivisionError") for r in caplog.records] == [True]
 
 
 @dataclass

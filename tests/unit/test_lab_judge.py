@@ -247,8 +247,8 @@ def test_the_models_of_an_attack_are_listed():
 
     for reader, name in (
         (None, "deterministic"),
-        (Parrot(), "fakes"),
-        (Judge(), "test_lab_judge large-1"),
+        (Parrot(), "Parrot"),
+        (Judge(), "Judge large-1"),
         (CachedGenerator(Parrot(), None, "parrot, green"), "parrot, green"),
     ):
         result = attack_result("reader", Reader(reader=reader), campaign(None), {})

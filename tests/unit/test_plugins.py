@@ -1,15 +1,21 @@
+import json
+import sys
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from casemate import plugins
 from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.cli import cli
 from casemate.config import PluginSpec
 from casemate.errors import ConfigError, UnknownName
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.plugins import build
-from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, LanguageModel
+from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, LanguageModel, plug_in_name
 from tests.fakes import BagOfWords
 
 
@@ -55,6 +61,73 @@ def test_an_entry_point_that_fills_no_role_is_refused(installed):
     installed("defense", "theirs", "casemate.types:Document")
     with pytest.raises(ConfigError, match="must be a subclass of Defense"):
         plugins.load("defense", "theirs")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise RuntimeError('no license server')", "cannot be imported: RuntimeError: no license server; repair or"),
+        ("def f(:", "cannot be imported: SyntaxError"),
+        ("from casemate.protocols import DefenseV2", "cannot be imported: ImportError: cannot import name 'DefenseV2'"),
+        ("class Theirs(Defense): ...", "must be a dataclass: its fields are its options"),
+        ("Theirs = 7", "must be a subclass of Defense"),
+        ("other = 7", "cannot be imported: AttributeError"),
+        (
+            "@dataclass\nclass Theirs(Defense):\n    async def on_retrive(self, query, retrieval): ...",
+            "has the stage on_retrive, which this version never calls; did you mean 'on_retrieve'",
+        ),
+        (
+            "@dataclass\nclass Theirs(Defense):\n    before: date | None = None",
+            "has an option whose type is not imported at run time: name 'date' is not defined",
+        ),
+    ],
+)
+def test_an_entry_point_that_cannot_be_used_is_refused_with_the_reason(installed, tmp_path, monkeypatch, code, message):
+    start = "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom casemate import Defense\n"
+    (tmp_path / "their_plug_in.py").write_text(start + code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "their_plug_in", raising=False)
+    installed("defense", "theirs", "their_plug_in:Theirs")
+    with pytest.raises(ConfigError, match=f"theirs = their_plug_in:Theirs of group casemate.defense {message}"):
+        plugins.load("defense", "theirs")
+
+
+def test_the_error_about_a_plug_in_for_another_version_names_the_version_that_it_requires(monkeypatch):
+    package = SimpleNamespace(name="acme-rag", version="2.0", requires=["numpy", "casemate>=9.1"])
+    entry = EntryPoint("theirs", "casemate.protocols:DefenseV9", "casemate.defense")._for(package)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry] if group == entry.group else [])
+    says = rf"\(acme-rag 2.0\) .* it requires casemate>=9.1, and {metadata.version('casemate')} is installed; repair or"
+    with pytest.raises(ConfigError, match=says):
+        plugins.load("defense", "theirs")
+
+
+def test_attacks_are_listed_beside_one_that_cannot_be_imported(installed):
+    installed("attack", "theirs", "no_such_module:Theirs")
+    done = CliRunner().invoke(cli, ["redteam", "list", "--json"])
+    found = json.loads(done.stdout)
+    assert done.exit_code == 0 and "mba" in found["attacks"] and "theirs" not in found["attacks"]
+    assert "No module named 'no_such_module'" in found["faults"][0]
+
+
+def test_the_error_about_an_unknown_name_says_where_it_is_known(installed, monkeypatch):
+    with pytest.raises(UnknownName, match="the role crawler has a plug-in of this name"):
+        plugins.load("attack", "worm")
+    with pytest.raises(UnknownName, match="if another package provides it, install that package"):
+        plugins.load("attack", "theirs")
+    installed("defence", "theirs", "their.package:Theirs")
+    monkeypatch.setattr(plugins, "_installed", lambda: SimpleNamespace(groups={"casemate.defence", "console_scripts"}))
+    with pytest.raises(UnknownName, match=r"in the group casemate.defence; did you mean 'casemate.defense'\?"):
+        plugins.load("defense", "theirs")
+
+
+def test_a_plug_in_has_the_name_of_its_entry_point_or_of_its_file(installed):
+    @dataclass
+    class Unregistered(Mirabel):
+        """A defense that is given in code."""
+
+    installed("defense", "theirs", "tests.campaign_process:HideAsked")
+    assert plug_in_name(plugins.load("defense", "theirs")()) == "theirs"
+    assert [plug_in_name(one) for one in (Mirabel(), Unregistered())] == ["mirabel", "Unregistered"]
 
 
 def test_an_entry_point_cannot_replace_a_built_in_plug_in(installed):

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from casemate import config as configuration
 from casemate import plugins
 from casemate.app import open_app
+from casemate.cli import cli
 from casemate.cli.redteam import _exit_code, _override, _print
 from casemate.cli.redteam_output import print_result
 from casemate.errors import ConfigError, DataError
@@ -178,3 +180,20 @@ def test_a_verdict_that_is_not_pass_names_the_next_step(capsys):
     for status in CheckStatus:
         _print(replace(campaign(), status=status), "report.html")
         assert ("next: " in capsys.readouterr().out) == (status is not CheckStatus.PASS)
+
+
+@pytest.mark.parametrize(
+    ("command", "configured", "given", "seed"),
+    [("run", 3, [], 3), ("run", 3, ["--seed", "0"], 0), ("crawl", 3, ["--seed", "5"], 5)],
+)
+def test_the_seed_on_the_command_line_is_used(tmp_path, monkeypatch, command, configured, given, seed):
+    seeds = []
+
+    def record(config, *stem):
+        seeds.append(config.redteam.seed)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("casemate.cli.redteam.validate_plan", record)
+    (tmp_path / "casemate.yaml").write_text(f"redteam: {{seed: {configured}}}")
+    CliRunner().invoke(cli, ["redteam", command, "--config", str(tmp_path / "casemate.yaml"), *given])
+    assert seeds == [seed]

@@ -1,14 +1,25 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from casemate.maths.metrics import auc
 from casemate.maths.stats import Estimate
-from casemate.redteam.lab.results import AttackResult, Check, CheckStatus, MembershipMetrics, TwoWorldAudit
+from casemate.redteam.lab.results import (
+    AttackResult,
+    AttackSession,
+    Check,
+    CheckStatus,
+    MembershipMetrics,
+    SessionSide,
+    TwoWorldAudit,
+)
 from casemate.redteam.reporting.compare import ReportChange, ReportDiff, compare_results, render_diff_text
 from casemate.redteam.reporting.text import redact
+from casemate.reports.format import number
 from casemate.text.tokens import words
 from tests.campaigns import campaign
 
@@ -92,6 +103,41 @@ def test_a_changed_seed_split_or_corpus_is_listed_first_and_is_not_comparable(ke
     change = compare_results(made(evidence={key: 1}), made(evidence={key: 2}))
     assert change.settings == (ReportChange(key, "2", "1"),) and change.exit_code == 3
     assert render_diff_text(change).startswith("NOT COMPARABLE")
+
+
+def test_evidence_that_depends_on_the_guard_is_a_note():
+    evidence = [{"members_in_context_despite_guard": n, "questions_about_members": n} for n in (5, 94)]
+    change = compare_results(*(made(evidence=one) for one in evidence))
+    assert change.settings == () and len(change.notes) == 2 and change.exit_code == 0
+
+
+def scored(scores, split="a", cut=0):
+    """A campaign with a score of each of 40 candidates with the guard on; the first half are members."""
+    sides = [{"off": SessionSide(True, 1, 0, 0, 1.0), "on": SessionSide(True, 1, 0, 0, score)} for score in scores]
+    found = tuple(AttackSession("mba", f"document {i}", i < 20, side) for i, side in enumerate(sides))
+    return made(evidence={"split": split}, sessions=found[cut:], sessions_total=len(found))
+
+
+def test_campaigns_with_one_split_are_compared_in_pairs():
+    rng = np.random.default_rng(0)
+    scores = np.where(np.arange(40) < 20, 0.5, 0.0) + rng.standard_normal(40)
+    better, before = scored(scores + np.where(np.arange(40) < 20, 0.5, 0.0)), scored(scores)
+    (change,) = compare_results(better, before).paired
+    was, now = (auc(x[:20], x[20:]) for x in (scores, [s.sides["on"].score for s in better.sessions]))
+    assert (change.what, change.before) == ("mba, guard on: AUC", number(was))
+    assert change.after.startswith(f"{number(now)}, difference {number(now - was)} [.")  # above zero
+    assert compare_results(better, before).exit_code == 0
+    assert "PAIRED, over the same candidates:\n  mba, guard on" in render_diff_text(compare_results(better, before))
+    shuffled = replace(before, sessions=before.sessions[::-1])
+    assert compare_results(better, shuffled).paired == (change,)
+
+
+@pytest.mark.parametrize("other", [{"split": "b"}, {"split": None}, {"cut": 1}])
+def test_other_campaigns_are_not_compared_in_pairs(other):
+    scores = np.arange(40.0)
+    assert compare_results(scored(-scores), scored(scores)).paired
+    assert not compare_results(scored(-scores, **other), scored(scores)).paired
+    assert not compare_results(scored(scores), scored(scores)).paired
 
 
 def test_versions_and_configurations_are_notes():

@@ -321,8 +321,7 @@ def test_all_names_of_the_issue_are_there():
 def test_absent_data_is_said_with_what_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CASEMATE_DATA", raising=False)
-    with pytest.raises(DataError, match="need evaluation data; give its folder with --data or in CASEMATE_DATA"):
-        papers.data_folder(None)
+    assert papers.data_folder(None) == Path("data")  # experiments with synthetic records read none
     monkeypatch.setenv("CASEMATE_DATA", str(tmp_path / "elsewhere"))
     with pytest.raises(DataError, match="elsewhere"):
         papers.data_folder(None)

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.table import Table
@@ -57,6 +57,7 @@ ProbeTarget = Annotated[
 ]
 TargetOff = Annotated[str | None, typer.Option("--target-off", help="The same external target with its guard off.")]
 Own = Annotated[bool, typer.Option("--own", help="Confirm that you own the target, or may attack it.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of all random choices. Default: redteam.seed.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Abandon an interrupted campaign on an external target.")]
 NO_EXTERNAL_PROBE = (
     "redteam probe adds documents to a copy of the index, so only the own system can be probed: no external target "
@@ -76,16 +77,25 @@ EXIT_CODES = {
 @redteam.command("list")
 def list_attacks(as_json: Json = False) -> None:
     """List the attacks, their requirements, and the checks that need more of a target than answers."""
-    found = {(role, name): plugins.load(role, name) for role in COMMANDS for name in plugins.names(role)}
+    found: dict[tuple[str, str], type[Any]] = {}
+    faults: list[str] = []
+    for key in [(role, name) for role in COMMANDS for name in plugins.names(role)]:
+        try:
+            found[key] = plugins.load(*key)
+        except ConfigError as error:  # of another package; the others can be used
+            faults.append(str(error))
     if as_json:
         attacks = {name: {"from": cls.paper, "needs": sorted(ATTACKS[role])} for (role, name), cls in found.items()}
-        print_json({"attacks": attacks, "checks": {name: sorted(check.needs) for name, check in CHECKS.items()}})
+        needs = {name: sorted(check.needs) for name, check in CHECKS.items()}
+        print_json({"attacks": attacks, "checks": needs, "faults": faults})
         return
     table = Table("attack", "command", "needs", "paper", "description")
     for (role, name), cls in found.items():
         lines = (cls.__doc__ or "").strip().splitlines()
         table.add_row(name, COMMANDS[role], ", ".join(sorted(ATTACKS[role])), cls.paper, lines[0] if lines else "")
     out.print(table)
+    for fault in faults:
+        say.print(f"not listed: {shown(fault)}")
     checks = Table("check", "needs", "result without", title="Checks", title_justify="left")
     for name, check in CHECKS.items():
         checks.add_row(name, ", ".join(sorted(check.needs)), f"INCONCLUSIVE: {check.unmet}")
@@ -99,6 +109,7 @@ def run(
     members: Annotated[int | None, typer.Option(help="Attacked documents that are in the index.")] = None,
     nonmembers: Annotated[int | None, typer.Option(help="Attacked documents that are held out.")] = None,
     budget: Annotated[int | None, typer.Option(help="Total number of questions.")] = None,
+    seed: Seed = None,
     baseline: Annotated[Path | None, typer.Option(help="An earlier report.json to compare with.")] = None,
     target: TargetName = None,
     target_off: TargetOff = None,
@@ -112,7 +123,7 @@ def run(
 
     Exit codes: 0 PASS, 1 FAIL (or worse than the baseline), 3 INCONCLUSIVE, 2 ERROR.
     """
-    given = {"members": members, "nonmembers": nonmembers, "budget": budget}
+    given = {"members": members, "nonmembers": nonmembers, "budget": budget, "seed": seed}
     settings = _override(configuration.read(config), "", attack, **given)
     settings = override_targets(settings, target, target_off, own)
     before = load_result(baseline) if baseline else None
@@ -142,6 +153,7 @@ def crawl(
     attack: Annotated[list[str] | None, typer.Option(help="Crawlers to run. Default: redteam.crawl.attacks.")] = None,
     questions: Annotated[int | None, typer.Option(help="Questions for each crawler.")] = None,
     clients: Annotated[int | None, typer.Option(help="Client names of each crawler.")] = None,
+    seed: Seed = None,
     transform: Annotated[
         list[str] | None,
         typer.Option(help="Output transforms: a name, or all. Each crawler also runs with each. Default: none."),
@@ -159,7 +171,7 @@ def crawl(
     """
     transforms = tuple(TRANSFORMS) if transform and "all" in transform else tuple(transform or ()) or None
     given = {"questions": questions, "clients": clients, "transforms": transforms}
-    settings = _override(configuration.read(config), "crawl", attack, **given)
+    settings = _override(_override(configuration.read(config), "", None, seed=seed), "crawl", attack, **given)
     settings = override_targets(settings, target, target_off, own)
     benign = _questions(settings, settings.redteam.benign)
     validate_plan(settings, CRAWL)

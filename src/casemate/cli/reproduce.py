@@ -22,7 +22,8 @@ FULL = 1000
 def reproduce(
     name: Annotated[str, typer.Argument(help=f"An experiment, or list. One of: {', '.join(NAMES)}.")],
     data: Annotated[
-        Path | None, typer.Option(help="Folder with the evaluation data. Default: the variable CASEMATE_DATA.")
+        Path | None,
+        typer.Option(help="Folder of the evaluation data. Default: the variable CASEMATE_DATA, else data."),
     ] = None,
     folder: Annotated[Path, typer.Option(help="Folder for intermediate results.")] = Path(".casemate/reproduce"),
     members: Annotated[int, typer.Option(min=20, max=FULL, help="Attacked documents in the index.")] = 250,

@@ -18,12 +18,12 @@ from functools import partial, reduce
 from itertools import combinations
 from typing import ClassVar, Literal, TypeAlias
 
-from casemate.errors import CasemateError, ConfigError
+from casemate.errors import CapabilityError, CasemateError, ConfigError, describe_failure
 from casemate.guard.audience import AudiencePolicy, ReleasedDocument
 from casemate.guard.client_state.feed import question_arrived
 from casemate.guard.turn import Turn, current_turn
 from casemate.guard.verdict_log import append
-from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, Progress, Withheld
+from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, Progress, Withheld, plug_in_name
 from casemate.rag.pipeline import GROWTH, Rag, closing_stream, join_stream, require_tenant
 from casemate.types import (
     DEFAULT_TENANT,
@@ -242,7 +242,7 @@ class Guard:
         given = documents
         for defense in self.defenses:
             try:
-                with self._timed(_name(defense)):
+                with self._timed(plug_in_name(defense)):
                     given = tuple(await defense.on_deliver(query, given))
             except Exception as error:
                 given = given if self.on_error == "open" else ()
@@ -255,7 +255,7 @@ class Guard:
         current.mark_judged(self.index, query.tenant, query.client)
 
     async def _retrieve(self, query: Query) -> tuple[Retrieval, tuple[Verdict, ...]]:
-        failed: dict[str, Exception] = {}
+        failed: dict[int, Exception] = {}
         with self._timed("embed"), question_arrived():
             vector = await self.rag.encode(query, lambda: self._sync(failed))
         wanted = query.k + self._lookahead + 2 * self._max_hidden
@@ -315,7 +315,7 @@ class Guard:
             wanted *= GROWTH
 
     async def _defend_retrieval(
-        self, query: Query, found: Retrieval, failed: Mapping[str, Exception]
+        self, query: Query, found: Retrieval, failed: Mapping[int, Exception]
     ) -> tuple[Retrieval, list[Verdict], set[str]] | None:
         """Runs the defenses; returns None if one of them requests more hits.
 
@@ -325,7 +325,7 @@ class Guard:
         """
         kept, verdicts, hidden = found, list[Verdict](), set[str]()
         for defense in self.defenses:
-            outcome = await self._run(defense, query, kept, failed.get(_name(defense)))
+            outcome = await self._run(defense, query, kept, failed.get(id(defense)))
             if outcome.more and not (found.exhausted or kept.exhausted):
                 return None
             kept = outcome.value
@@ -343,7 +343,7 @@ class Guard:
         try:
             if failed is not None:
                 raise failed
-            with self._timed(_name(defense)):
+            with self._timed(plug_in_name(defense)):
                 return _checked(await defense.on_retrieve(query, retrieval), Retrieval)
         except Exception as error:
             value = retrieval if self.on_error == "open" else replace(retrieval, hits=())
@@ -352,7 +352,7 @@ class Guard:
     async def _defend_answer(self, query: Query, answer: Answer) -> Answer:
         for defense in self.defenses:
             try:
-                with self._timed(_name(defense)):
+                with self._timed(plug_in_name(defense)):
                     value, verdict, _ = _checked(await defense.on_answer(query, answer), Answer)
             except Exception as error:
                 value = answer if self.on_error == "open" else replace(answer, text=UNKNOWN)
@@ -376,9 +376,19 @@ class Guard:
         return {}
 
     async def add_embedded(self, documents: Sequence[Document], vectors: Vector, tenant: str = DEFAULT_TENANT) -> None:
-        """Indexes documents with their vectors, (n, dim), as ``add`` does."""
+        """Indexes documents with their vectors, (n, dim), as ``add`` does.
+
+        Raises:
+            CapabilityError: If a defense fails; nothing is indexed then.
+        """
         for defense in self.defenses if self.enforce else ():
-            documents, vectors = await defense.on_index(documents, vectors)
+            try:
+                documents, vectors = await defense.on_index(documents, vectors)
+            except CasemateError:
+                raise
+            except Exception as error:
+                failure = f"defense {plug_in_name(defense)} failed in on_index: {describe_failure(error)}"
+                raise CapabilityError(failure) from error
         await asyncio.to_thread(self.rag.index.add, documents, vectors, tenant)
 
     async def remove(self, sources: Sequence[str], tenant: str = DEFAULT_TENANT) -> int:
@@ -393,22 +403,21 @@ class Guard:
     def _max_hidden(self) -> int:
         return sum(d.max_hidden_sources for d in self.defenses)
 
-    def _sync(self, failed: dict[str, Exception]) -> None:
+    def _sync(self, failed: dict[int, Exception]) -> None:
         """Synchronizes the defenses with other processes; a defense whose ``sync`` fails does not judge."""
         for defense in self.defenses:
             try:
                 defense.sync()
             except Exception as error:
-                failed[_name(defense)] = error
+                failed[id(defense)] = error
 
     def _failure(self, defense: Defense, error: Exception) -> Verdict:
         """The verdict of a failed defense. Only our own errors are quoted: others may contain text of documents."""
-        name = _name(defense)
-        message = {"message": str(error)} if isinstance(error, CasemateError) else {}
-        what = message.get("message", type(error).__name__)
-        log.error("defense %s failed (on_error is %s): %s", name, self.on_error, what)
+        name = plug_in_name(defense)
+        message = str(error) if isinstance(error, CasemateError) else describe_failure(error)
+        log.error("defense %s failed (on_error is %s): %s", name, self.on_error, message)
         action = Action.NONE if self.on_error == "open" else Action.WITHHOLD
-        return Verdict(name, False, action, 0.0, None, evidence={"error": type(error).__name__, **message})
+        return Verdict(name, False, action, 0.0, None, evidence={"error": type(error).__name__, "message": message})
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -464,20 +473,18 @@ def _require_order(defenses: Sequence[Defense]) -> None:
     """Refuses a defense that withholds or compares by similarity after one that reorders hits."""
     for before, after in combinations(defenses, 2):
         if before.reorders and (after.max_hidden_sources or after.lookahead):
-            first, second = _name(before), _name(after)
+            first, second = plug_in_name(before), plug_in_name(after)
             raise ConfigError(
                 f"guard.defenses: {first} reorders hits, which misleads {second}; place {second} before {first}"
             )
 
 
-def _name(defense: Defense) -> str:
-    """The name of the plug-in: its module."""
-    return type(defense).__module__.rsplit(".", 1)[-1]
-
-
 def _checked(outcome: Outcome[T], kind: type[T]) -> Outcome[T]:
     """Checks the types of a defense's result."""
+    if not isinstance(outcome, Outcome):
+        raise CapabilityError(f"a defense must return an Outcome, not {type(outcome).__name__}")
     value, verdict, more = outcome
     if not isinstance(value, kind) or not isinstance(verdict, Verdict | None):
-        raise TypeError(f"a defense returned {type(value).__name__} and {type(verdict).__name__}")
+        found = f"{type(value).__name__} and {type(verdict).__name__}"
+        raise CapabilityError(f"a defense must return an Outcome of {kind.__name__} and Verdict or None, not {found}")
     return Outcome(value, verdict, more)

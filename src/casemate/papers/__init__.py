@@ -87,14 +87,12 @@ def describe(name: str) -> str:
 
 
 def data_folder(given: Path | None) -> Path:
-    """Folder of the evaluation data: the argument, else the environment variable ``CASEMATE_DATA``.
+    """Folder of the evaluation data: the argument, else the environment variable ``CASEMATE_DATA``, else ``data``.
 
     Raises:
-        DataError: If neither is given, or the folder does not exist.
+        DataError: If one is given and does not exist. An experiment checks the files that it reads.
     """
     named = given or (Path(os.environ[DATA]) if os.environ.get(DATA) else None)
-    if named is None:
-        raise DataError(f"the experiments need evaluation data; give its folder with --data or in {DATA} ({HELP})")
-    if not named.is_dir():
+    if named is not None and not named.is_dir():
         raise DataError(f"the evaluation data is not at {named}; give its folder with --data or in {DATA} ({HELP})")
-    return named
+    return named or Path("data")

@@ -15,7 +15,7 @@ import numpy as np
 from casemate.backends.index_checks import require_valid
 from casemate.errors import CapabilityError
 from casemate.guard.guard import Guard
-from casemate.protocols import CalibratedDefense, Defense, Generator
+from casemate.protocols import STAGES, CalibratedDefense, Defense, Generator, unknown_stages
 from casemate.rag.pipeline import Rag, join_stream
 from casemate.types import Action, Answer, Document, Hit, Prompt, Query, Retrieval, SimilarityStats, Vector, Verdict
 
@@ -95,6 +95,7 @@ async def _is_described(defense: Defense) -> None:
     written = (cls.__doc__ or "").strip()
     assert written and not written.startswith(f"{cls.__name__}("), "a docstring must say what it does"
     assert cls.paper.strip(), "'paper' must say where the method is from"
+    assert not unknown_stages(cls), f"{unknown_stages(cls)[0]} is never called; the stages are {', '.join(STAGES)}"
     assert isinstance(cls.max_hidden_sources, int) and cls.max_hidden_sources >= 0, (
         f"'max_hidden_sources' is {cls.max_hidden_sources!r}; it is a number of documents"
     )

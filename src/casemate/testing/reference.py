@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,11 @@ def same_hits(found: Retrieval, ranking: Sequence[Hit], k: int, exact: bool) -> 
         assert abs(hit.score - score) < PRECISION, f"the score of {document.id!r} is {hit.score}, in float64 {score}"
     ids, nearest = [h.document.id for h in found.hits], [h.document.id for h in ranking[:k]]
     if exact:
-        assert ids == nearest, f"the {k} nearest, ties by age, are {nearest}, not {ids}"
+        rank = next((i for i, pair in enumerate(zip_longest(ids, nearest)) if pair[0] != pair[1]), None)
+        assert rank is None, (
+            f"of the {k} nearest, number {rank + 1} is {[*ids[rank:], None][0]!r}, not {[*nearest[rank:], None][0]!r}; "
+            "equal vectors have equal scores (casemate.maths.nearest.inner_products), ties are ordered by age"
+        )
         return
     scores = [h.score for h in found.hits]
     assert scores == sorted(scores, reverse=True), "hits are not by decreasing score"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from casemate.errors import BackendError
-from casemate.protocols import Target
+from casemate.protocols import TARGET_DETAILS, Target
 from casemate.types import Answer, Query
 
 QUESTIONS = ("When does the pharmacy open?", "naïve café 漢字 🦉?", "a" * 2000)
@@ -26,6 +26,9 @@ def check_target(target: Target, broken: Target | None = None) -> None:
     async def streamed(query: Query) -> list[str]:
         return [piece async for piece in target.stream(query)]
 
+    for attribute, allowed in (("tells", TARGET_DETAILS), ("can", {"clients"})):
+        unknown = sorted(set(getattr(target, attribute, ())) - allowed)
+        assert not unknown, f"{attribute} contains {unknown[0]!r}; allowed: {', '.join(sorted(allowed))}"
     for text in QUESTIONS:
         answer = asyncio.run(target.ask(Query(text)))
         assert isinstance(answer, Answer), f"ask must return an Answer, not {type(answer).__name__}"

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from casemate.guard.calibration.file import read_calibrations, write_calibration
 from casemate.guard.calibration.fitting import calibrate, calibrated_defenses
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.defenses.quorum.bounds import describe_bounds
-from casemate.plugins import build
+from casemate.plugins import build, packages
 from casemate.protocols import Defense, Embedder, Generator, Index, Steps
 from casemate.rag.corpus import Corpus
 from casemate.rag.pipeline import Rag
@@ -42,7 +42,6 @@ from casemate.redteam.campaigns.pipeline import (
     Campaign,
     Preparation,
     TargetSystem,
-    configured_attacks,
 )
 from casemate.redteam.campaigns.workers import TargetFactory, WorkerSpec, calibration_files, read_files, run_on_cluster
 from casemate.redteam.lab import datasets
@@ -59,12 +58,17 @@ from casemate.redteam.lab.two_world_audit import TwoWorldFindings, two_world_aud
 from casemate.redteam.reporting.files import CRAWL
 from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.runtime.executor import LocalExecutor
+from casemate.runtime.package_code import package_code
 from casemate.system import App, EmbeddingTask, calibration_settings, published_attacks
 from casemate.types import DEFAULT_TENANT, Document, Query, Secret
 
 log = logging.getLogger(__name__)
 
 INDEX_UNCHANGED = "The index did not change during the campaign"
+AUDIENCE_COST = (
+    "The cost of guard.audience for benign users: their questions were asked as by a client that may read every source "
+    "in full."
+)
 BENIGN_QUESTIONS = 300  # synthetic benign questions that measure the guard's cost
 SESSIONS, SESSION_LENGTH, SESSION_QUESTIONS = 30, 10, 200
 """Benign sessions that are replayed, questions in each, and synthetic questions they are drawn from."""
@@ -104,6 +108,8 @@ class OwnSystem(TargetSystem):
             f"the budgets of units, which all attacks of a campaign share: {line}"
             for line in describe_bounds(app.guard.defenses, len(digests))
         ]
+        if app.guard.audience.unentitled != "full":
+            bounds.append(AUDIENCE_COST)
         super().__init__(
             evidence, bounds, simulated=[SIMULATED_READER] if section.reader.use == "simulated_reader" else ()
         )
@@ -158,11 +164,15 @@ class OwnCampaign(Campaign):
         rag = self.app.guard.rag
         return Rag(CachedEmbedder(rag.embedder), index, CachedGenerator(*self._reader(store)), rag.instructions)
 
+    def parts(self) -> list[tuple[str, PluginSpec]]:
+        """Role and configuration of everything that is built: see `Campaign.parts`."""
+        reader = self.config.redteam.reader
+        part = self.config.rag.generator if reader.use == "own" else reader
+        return [*super().parts(), *self._system(), ("generator", part)]
+
     def fingerprint(self, documents: object) -> str:
         """Fingerprint of the plan and the attacked documents: equal for a campaign and its resumption."""
         config, section = self.config, self.config.redteam
-        attacks = configured_attacks(config, self.stem)
-        parts = [*config.guard.defenses, config.rag.embedder, section.reader, *attacks]
         settings = [
             section.seed,
             section.identity,
@@ -170,23 +180,33 @@ class OwnCampaign(Campaign):
             section.crawl.schedule,
             config.rag.k,
             config.guard.on_error,
+            self._audience(),
         ]
-        return _fingerprint([self.tenant, documents, list(map(_describe, parts)), settings, version("casemate")])
+        return _fingerprint([self.tenant, documents, _describe_all(self.parts()), settings, version("casemate")])
 
     def label(self, rag: Rag, learned: object) -> str:
         """Fingerprint of everything but plan, split and attacks that results depend on."""
-        config, generator = self.config, rag.generator
+        generator, settings = rag.generator, [self.config.guard.on_error, self._audience()]
         assert isinstance(generator, CachedGenerator)
-        parts = [_describe(config.rag.embedder), *map(_describe, config.guard.defenses), config.guard.on_error]
+        parts = [*_describe_all(self._system()), *settings]
         return _fingerprint([parts, rag.instructions, generator.label, learned, version("casemate")])
+
+    def _system(self) -> list[tuple[str, PluginSpec]]:
+        """Role and configuration of embedder and defenses."""
+        config = self.config
+        return [("embedder", config.rag.embedder), *(("defense", part) for part in config.guard.defenses)]
+
+    def _audience(self) -> str:
+        """The rules of who may read what, with the code of the operator's function."""
+        return f"{self.config.guard.audience!r} {package_code(self.app.guard.audience.function)}"
 
     def _reader(self, store: CampaignStore) -> tuple[Generator, CampaignStore, str]:
         """The generator that writes the answers, where its replies are kept, and its label."""
         part = self.config.redteam.reader
         if part.use == "own":
-            return self.app.guard.rag.generator, store, f"own:{_describe(self.config.rag.generator)}"
+            return self.app.guard.rag.generator, store, f"own:{_describe('generator', self.config.rag.generator)}"
         parts = {Embedder: self.app.guard.rag.embedder}
-        return build("generator", part, self.config.folder, parts), store, _describe(part)
+        return build("generator", part, self.config.folder, parts), store, _describe("generator", part)
 
 
 @dataclass(frozen=True)
@@ -254,7 +274,8 @@ class OwnMembershipCampaign(OwnCampaign):
         """Calibrates the lab's guard on the lab's index, without the non-members. None: the own calibration holds."""
         if self.split is not None or not self.app.calibrated:
             return None
-        settings, defenses = calibration_settings(self.config, self.tenant), map(_describe, self.config.guard.defenses)
+        settings = calibration_settings(self.config, self.tenant)
+        defenses = _describe_all(("defense", part) for part in self.config.guard.defenses)
         digests = rag.index.digests(self.tenant)
         facts = [rag.embedder.fingerprint, digests, list(self.query_log), dataclasses.asdict(settings), *defenses]
         folder = self.folder / f"calibration-{_fingerprint(facts)}"
@@ -371,10 +392,17 @@ def _usable_label(store: CampaignStore, label: str) -> tuple[str, Callable[[], o
     return f"{label}-{number}", partial(store.put_reply, f"discarded-{label}-{number}", "1")
 
 
-def _describe(part: PluginSpec) -> str:
-    """A plug-in with its options. A secret counts by its fingerprint: the label is stored in a file."""
+def _describe_all(parts: Iterable[tuple[str, PluginSpec]]) -> list[str]:
+    return [_describe(role, part) for role, part in parts]
+
+
+def _describe(role: str, part: PluginSpec) -> str:
+    """A plug-in with its options and, if it is not Casemate's, its code.
+
+    A secret counts by its fingerprint: the label is stored in a file.
+    """
     options = {k: _fingerprint(str(v)) if isinstance(v, Secret) else repr(v) for k, v in part.options.items()}
-    return f"{part.use}:{options}"
+    return f"{part.use}:{options}{packages(role, part) or ''}"
 
 
 def _fingerprint(facts: Any) -> str:

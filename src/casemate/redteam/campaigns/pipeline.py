@@ -179,6 +179,10 @@ class Campaign(ABC):
     async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
         """Builds targets and runner; whatever it opens is closed with `resources`."""
 
+    def parts(self) -> list[tuple[str, PluginSpec]]:
+        """Role and configuration of everything that is built, for its code is evidence. Default: the attacks."""
+        return [(KINDS[self.stem].role, part) for part in configured_attacks(self.config, self.stem)]
+
     async def run(self, steps: Steps) -> CampaignResult:
         """Runs all stages but `write`, or resumes an interrupted run.
 
@@ -290,9 +294,20 @@ class Campaign(ABC):
             checks=tuple(checks),
             not_tested=(*found.not_tested, *system.not_tested),
             simulated=(*system.simulated, *found.simulated),
-            evidence={**system.evidence, **found.evidence, "seed": self.config.redteam.seed, **_versions()},
+            evidence={**system.evidence, **found.evidence, "seed": self.config.redteam.seed, **self._versions()},
             cost={**found.cost, "seconds": seconds, **system.cost()},
         )
+
+    def _versions(self) -> dict[str, str]:
+        """Versions, and fingerprints of the code of other packages' plug-ins."""
+        code = {name: text for role, part in self.parts() for name, text in plugins.packages(role, part).items()}
+        return {
+            "versions.casemate": version("casemate"),
+            "versions.python": platform.python_version(),
+            "versions.numpy": np.__version__,
+            "versions.platform": sys.platform,
+            **{f"versions.{name}": text for name, text in code.items()},
+        }
 
 
 def validate_plan(config: Config, stem: str = REPORT) -> None:
@@ -323,12 +338,3 @@ def validate_plan(config: Config, stem: str = REPORT) -> None:
     for name, path in files.items():
         if path is not None and not (folder / path).is_file():
             raise ConfigError(f"redteam.{name}: there is no file {folder / path}")
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "versions.casemate": version("casemate"),
-        "versions.python": platform.python_version(),
-        "versions.numpy": np.__version__,
-        "versions.platform": sys.platform,
-    }

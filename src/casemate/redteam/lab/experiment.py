@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from casemate.errors import BudgetExhausted, CasemateError, DataError
+from casemate.errors import BudgetExhausted, DataError, describe_failure
 from casemate.protocols import MembershipAttack, Progress, Target
 from casemate.redteam.lab.black_box import Budget, TargetSession, retry_with
 from casemate.redteam.lab.datasets import IndexedSource, Split
@@ -30,6 +30,7 @@ from casemate.redteam.lab.results import Trial
 from casemate.redteam.lab.store import CampaignStore, Exchange
 from casemate.runtime.concurrency import map_concurrently
 from casemate.runtime.executor import Stopped
+from casemate.runtime.package_code import package_code
 from casemate.types import DEFAULT_TENANT, Document, Probe
 
 log = logging.getLogger(__name__)
@@ -377,8 +378,8 @@ class Experiment:
     def _abort(self, name: str, error: Exception) -> None:
         """Aborts an attack. Only the message of a `CasemateError` is kept: others may quote a document."""
         if name not in self._errors:  # trials in progress fail for the same reason
-            log.error("the attack %s was aborted: %s", name, describe_error(error))
-        self._errors[name] = describe_error(error)
+            log.error("the attack %s was aborted: %s", name, describe_failure(error))
+        self._errors[name] = describe_failure(error)
         log.debug("traceback of the aborted attack", exc_info=error)
 
 
@@ -386,13 +387,8 @@ def _questions(trials: Mapping[tuple[str, str], Mapping[str, Trial]]) -> int:
     return sum(trial.questions for done in trials.values() for trial in done.values())
 
 
-def describe_error(error: Exception) -> str:
-    """The class of an error, with the message of a `CasemateError`: other messages may quote a document."""
-    return f"{type(error).__name__}{f': {error}' if isinstance(error, CasemateError) else ''}"
-
-
 def describe_options(part: Any) -> Any:
-    """The class of an attack and its plain options: distinguishes attacks of one name, without memory addresses."""
+    """The class of an attack, its plain options and, if it is not Casemate's, its code, without memory addresses."""
     if isinstance(part, JSON_SCALARS):
         return part
     if isinstance(part, Path):
@@ -403,7 +399,8 @@ def describe_options(part: Any) -> Any:
         return {str(key): describe_options(value) for key, value in part.items()}
     known = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
     options = {f.name: describe_options(getattr(part, f.name)) for f in known if f.init}
-    return {"class": f"{type(part).__module__}.{type(part).__qualname__}", **options}
+    cls = type(part)
+    return {"class": f"{cls.__module__}.{cls.__qualname__}{package_code(cls) or ''}", **options}
 
 
 def digest(*facts: Any) -> str:

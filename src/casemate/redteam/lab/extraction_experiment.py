@@ -17,10 +17,10 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from casemate.errors import BudgetExhausted, DataError, require_range
+from casemate.errors import BudgetExhausted, DataError, describe_failure, require_range
 from casemate.protocols import ExtractionAttack, Progress, Target
 from casemate.redteam.lab.black_box import Budget, MeteredBlackBox, TargetSession
-from casemate.redteam.lab.experiment import describe_error, describe_options, digest
+from casemate.redteam.lab.experiment import describe_options, digest
 from casemate.redteam.lab.results import RecoveredText
 from casemate.redteam.lab.store import CampaignStore, Exchange
 from casemate.types import DEFAULT_TENANT, Query, Reply
@@ -116,7 +116,7 @@ class Crawler:
         except Exception as fault:
             session.fault = session.fault or fault
         if session.fault is not None:
-            error = describe_error(session.fault)
+            error = describe_failure(session.fault)
             log.error("the crawl %s of %s was aborted: %s", self.name, target, error)
             log.debug("traceback of the aborted crawl", exc_info=session.fault)
         return CrawlTrace(session.exchanges, tuple(finds), session.resumed, session.budget.exhausted, error)

@@ -22,7 +22,7 @@ import numpy as np
 from casemate.config import GateSection
 from casemate.maths import metrics, stats
 from casemate.maths.stats import Estimate
-from casemate.protocols import MembershipAttack
+from casemate.protocols import MembershipAttack, plug_in_name
 from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.capabilities import ATTACK_WORKS, BENIGN_UNCHANGED, NO_DEFENSE_FAILED, NO_TRACE, NotObservable
 from casemate.redteam.lab.datasets import Half, Split
@@ -266,7 +266,7 @@ def _models(attack: MembershipAttack) -> str:
             names.append(part.label)
         elif hasattr(part, "stream") or hasattr(part, "score"):
             model = getattr(part, "model", None)
-            plug_in = type(part).__module__.rsplit(".", 1)[-1]
+            plug_in = plug_in_name(part)
             names.append(f"{plug_in} {model}" if isinstance(model, str) else plug_in)
     return ", ".join(names) or "deterministic"
 

@@ -372,12 +372,14 @@ class SessionSide:
             Of a crawl: whether the question recovered new chunks; None: the collection is unknown.
         hidden: Questions in which the guard withheld the candidate.
         flagged: Questions in which the guard withheld any document or changed the answer.
+        score: The attack's score; its AUC is computed from them. Higher means member. None: too few trials, or a crawl.
     """
 
     guess: bool | None
     questions: int
     hidden: int
     flagged: int
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,9 @@
 Two metrics differ only if their intervals do not overlap. This is strict on purpose: among fifty metrics of an
 unchanged system, a test at 5 % would report a change by chance in nearly every comparison. Changes smaller than the
 intervals are not detected; more candidates narrow the intervals.
+
+Campaigns with the same split attack the same candidates. Their AUCs are also compared in pairs, which detects smaller
+changes: variance between candidates cancels. The paired differences do not decide the exit code.
 """
 
 from __future__ import annotations
@@ -10,12 +13,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from casemate.maths import metrics, stats
 from casemate.maths.stats import Estimate
+from casemate.redteam.lab.judge import OFF, ON, SEED
 from casemate.redteam.lab.results import AttackResult, CampaignResult, Check, CheckStatus
 from casemate.redteam.reporting.text import auc_in_words
-from casemate.reports.format import measured, scrub
+from casemate.reports.format import measured, number, scrub
 
 WorseDirection: TypeAlias = Literal["high", "low", "far from 0.5"]
 
@@ -24,6 +30,8 @@ SETTINGS = frozenset(
     seed sources split target""".split()
 )
 """Evidence whose name contains one of these words must be equal for two campaigns to be comparable."""
+OUTCOMES = frozenset({"members_in_context_despite_guard", "questions_about_members"})
+"""Evidence that depends on the guard, although its name contains such a word."""
 DECIDED = (CheckStatus.PASS, CheckStatus.FAIL)
 
 
@@ -45,6 +53,7 @@ class ReportDiff:
         better: Metrics that are better beyond the intervals, and failed checks that pass now.
         notes: Versions, configuration and other evidence, which comparisons vary on purpose.
         compared: Number of metrics and checks that both have.
+        paired: Changed AUCs over the same candidates, with the difference and its 95 % interval.
     """
 
     settings: tuple[ReportChange, ...] = ()
@@ -54,6 +63,7 @@ class ReportDiff:
     disappeared: tuple[str, ...] = ()
     notes: tuple[ReportChange, ...] = ()
     compared: int = 0
+    paired: tuple[ReportChange, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -88,19 +98,20 @@ def compare_results(campaign: CampaignResult, baseline: CampaignResult) -> Repor
     """Compares a campaign with a baseline of the same system."""
     new, old = scrub(campaign), scrub(baseline)
     settings, notes = _compare_evidence(new.evidence, old.evidence)
-    metrics, was = _directed_rates(new), _directed_rates(old)
-    shared = [key for key in was if key in metrics]
-    worse = [_rate_change(key, was, metrics) for key in shared if metrics[key].harm.low > was[key].harm.high]
-    better = [_rate_change(key, was, metrics) for key in shared if metrics[key].harm.high < was[key].harm.low]
+    now, was = _directed_rates(new), _directed_rates(old)
+    shared = [key for key in was if key in now]
+    worse = [_rate_change(key, was, now) for key in shared if now[key].harm.low > was[key].harm.high]
+    better = [_rate_change(key, was, now) for key in shared if now[key].harm.high < was[key].harm.low]
     checks = _compare_checks(new.checks, old.checks)
     return ReportDiff(
         settings=(*settings, *_attack_settings(new, old)),
         worse=(*worse, *checks.worse),
         better=(*better, *checks.better),
-        appeared=(*_missing(metrics, was), *checks.appeared),
-        disappeared=(*_missing(was, metrics), *checks.disappeared),
+        appeared=(*_missing(now, was), *checks.appeared),
+        disappeared=(*_missing(was, now), *checks.disappeared),
         notes=tuple(notes),
         compared=len(shared) + checks.compared,
+        paired=tuple(_paired(new, old)),
     )
 
 
@@ -111,6 +122,7 @@ def render_diff_text(diff: ReportDiff) -> str:
         ("NOT COMPARABLE, because of different:", diff.settings),
         ("WORSE than the baseline:", diff.worse),
         ("BETTER than the baseline:", diff.better),
+        ("PAIRED, over the same candidates:", diff.paired),
         ("Also different:", diff.notes),
     ):
         if changes:
@@ -151,7 +163,8 @@ def _compare_evidence(new: Mapping[str, Any], old: Mapping[str, Any]) -> tuple[l
     notes: list[ReportChange] = []
     for key in dict.fromkeys([*then, *now]):
         if now.get(key) != then.get(key):
-            decides = not key.startswith("versions.") and SETTINGS & set(re.split(r"[\W_]+", key.lower()))
+            named = SETTINGS & set(re.split(r"[\W_]+", key.lower()))
+            decides = named and key not in OUTCOMES and not key.startswith("versions.")
             (settings if decides else notes).append(
                 ReportChange(key, then.get(key, "not recorded"), now.get(key, "not recorded"))
             )
@@ -178,9 +191,38 @@ def _attack_settings(new: CampaignResult, old: CampaignResult) -> Iterator[Repor
         yield ReportChange("benign questions", old.utility.source, new.utility.source)
 
 
+def _paired(new: CampaignResult, old: CampaignResult) -> Iterator[ReportChange]:
+    """The AUCs of campaigns with one split, where the scores of all candidates are recorded and differ."""
+    split, complete = new.evidence.get("split"), all(len(c.sessions) == c.sessions_total for c in (new, old))
+    if split is None or split != old.evidence.get("split") or not complete:
+        return
+    for name, side in product([attack.name for attack in new.attacks], (OFF, ON)):
+        now, then = (_scores(campaign, name, side) for campaign in (new, old))
+        if not now or now == then or now.keys() != then.keys():
+            continue
+        (a, b), (c, d) = (
+            [[score for (_, member), score in sorted(scores.items()) if member is kind] for kind in (True, False)]
+            for scores in (now, then)
+        )
+        if a and b:
+            difference = measured(stats.paired_bootstrap(metrics.auc, (a, b), (c, d), SEED))
+            after = f"{number(metrics.auc(a, b))}, difference {difference}"
+            yield ReportChange(f"{name}, guard {side}: AUC", number(metrics.auc(c, d)), after)
+
+
+def _scores(campaign: CampaignResult, attack: str, side: str) -> dict[tuple[str, bool], float]:
+    """The scores of an attack by candidate and membership. One split has one alias for each candidate."""
+    found = {}
+    for session in campaign.sessions:
+        judged = session.sides.get(side)
+        if session.attack == attack and session.member is not None and judged and judged.score is not None:
+            found[session.candidate, session.member] = judged.score
+    return found
+
+
 def _sample_size(attack: AttackResult) -> str:
-    metrics = attack.on or attack.off
-    return f"{metrics.members} members, {metrics.nonmembers} non-members" if metrics else ""
+    found = attack.on or attack.off
+    return f"{found.members} members, {found.nonmembers} non-members" if found else ""
 
 
 def _directed_rates(campaign: CampaignResult) -> dict[tuple[str, str], _DirectedRate]:

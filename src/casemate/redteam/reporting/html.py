@@ -137,6 +137,7 @@ def describe_comparison(campaign: CampaignResult, baseline: CampaignResult) -> d
         ("Not comparable, because this differs", change.settings),
         ("Worse", change.worse),
         ("Better", change.better),
+        ("Paired, over the same candidates", change.paired),
         ("Disappeared", change.disappeared),
         ("Appeared", change.appeared),
         ("Also different", change.notes),

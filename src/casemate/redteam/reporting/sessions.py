@@ -189,9 +189,12 @@ def _without_exchanges(experiment: Experiment) -> Iterator[AttackSession]:
     done, half = experiment.trials().done, experiment.split.half
     sides: defaultdict[tuple[str, str, bool], dict[str, SessionSide]] = defaultdict(dict)
     for (attack, target), trials in done.items():
-        predicted = [None] * len(trials) if missing_trials(trials, half) else cross_fit(trials, half).predicted.tolist()
-        for trial, guess in zip(trials, predicted, strict=True):
-            side = SessionSide(guess, trial.questions, trial.hidden, trial.flagged)
+        fitted = None if missing_trials(trials, half) else cross_fit(trials, half)
+        nothing: list[None] = [None] * len(trials)
+        guesses = fitted.predicted.tolist() if fitted else nothing
+        scores = fitted.score.tolist() if fitted else nothing
+        for trial, guess, score in zip(trials, guesses, scores, strict=True):
+            side = SessionSide(guess, trial.questions, trial.hidden, trial.flagged, score)
             sides[attack, trial.candidate, trial.member][target] = side
     for (attack, candidate, member), by_target in sides.items():
         yield AttackSession(attack, candidate, member, by_target)

@@ -42,7 +42,7 @@ from casemate.guard.audience import ReleasedDocument
 from casemate.guard.client_state.crawl_evidence import ALARMED, CrawlEvidence, SuspicionLevel
 from casemate.guard.client_state.crawl_evidence import CLEAR as CLEAR
 from casemate.guard.client_state.feed import MAX_HOURS
-from casemate.guard.client_state.withheld_documents import SeenRequests, key_of, put_latest
+from casemate.guard.client_state.withheld_documents import SeenRequests, key_of
 from casemate.guard.client_state.word_quotas import BLOCK_SHARE, WantedWords, WordBlock, WordQuotas
 from casemate.guard.defenses.crawl_limit.delivery import Delivery
 from casemate.guard.defenses.crawl_limit.meter import DisclosureMeter, UnfinishedAnswers

@@ -1,0 +1,100 @@
+"""A result of the red team is reused only if the code of other packages' plug-ins is the same."""
+
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from casemate import config as configuration
+from casemate import plugins
+from casemate.app import open_app
+from casemate.config import PluginSpec
+from casemate.guard.defenses.mirabel import Mirabel
+from casemate.redteam.campaigns.own import OwnMembershipCampaign
+from casemate.redteam.lab.store import CampaignStore
+from casemate.runtime import package_code as module
+from casemate.runtime.package_code import package_code
+from tests.campaign_process import entry_points
+
+DEFENSE = """\
+from dataclasses import dataclass
+from casemate import Defense
+
+@dataclass(frozen=True)
+class Theirs(Defense):
+    "Does nothing."
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A third party's package with a defense and a helper module."""
+    folder = tmp_path / "site" / "acme_plug_ins"
+    folder.mkdir(parents=True)
+    for name, text in {"__init__": "", "theirs": DEFENSE, "words": "WORDS = 3"}.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(folder.parent)
+    entry = EntryPoint("theirs", "acme_plug_ins.theirs:Theirs", "casemate.defense")
+    monkeypatch.setattr(
+        plugins, "entry_points", lambda group: [*entry_points(group), *[entry] * (group == entry.group)]
+    )
+    yield folder
+    for name in [name for name in sys.modules if name.startswith("acme_plug_ins")]:
+        del sys.modules[name]
+    module._fingerprint.cache_clear()
+
+
+def edited(package):
+    """As in the next process, after the author has edited a helper module."""
+    (package / "words.py").write_text("WORDS = 4")
+    module._fingerprint.cache_clear()
+
+
+def test_the_code_of_a_package_is_that_of_all_its_modules(package):
+    cls = plugins.load("defense", "theirs")
+    before = package_code(cls)
+    assert list(before) == ["acme_plug_ins"] and package_code(cls()) == before
+    module._fingerprint.cache_clear()
+    assert package_code(cls) == before
+    edited(package)
+    assert package_code(cls) != before
+
+
+@pytest.mark.parametrize("part", [Mirabel, Mirabel(), None, 3, open_app])
+def test_own_code_and_values_have_no_fingerprint(part):
+    assert package_code(part) == {}
+
+
+def test_a_plug_in_within_another_counts(package):
+    spec = PluginSpec(use="theirs")
+    assert plugins.packages("defense", spec) == package_code(plugins.load("defense", "theirs"))
+    assert plugins.packages("defense", PluginSpec(use="mirabel", embedder="minilm")) == {}
+
+
+def campaign_facts(folder, guard):
+    """Directory and label of the campaign on a system with this guard."""
+    given = {"rag": {"corpus": "corpus.jsonl", "embedder": "bag"}, "guard": guard, "redteam": {"attacks": ["direct"]}}
+    settings = configuration.parse(given, folder=folder)
+    with open_app(settings) as app, CampaignStore(folder / "store.db") as store:
+        campaign = OwnMembershipCampaign(app)
+        return campaign.fingerprint("split"), campaign.label(campaign.bare_system(app.index, store), [])
+
+
+def test_results_are_not_reused_after_a_change_of_a_plug_in_or_of_the_audience(package, tmp_path):
+    guard = {"defenses": ["theirs"]}
+    facts = [campaign_facts(tmp_path, guard), campaign_facts(tmp_path, guard)]
+    assert facts[0] == facts[1]
+    edited(package)
+    facts.append(campaign_facts(tmp_path, guard))
+    facts.append(campaign_facts(tmp_path, guard | {"audience": {"unentitled": "nothing"}}))
+    assert [len({one[i] for one in facts}) for i in range(2)] == [3, 3]
+
+
+def test_results_are_not_reused_after_a_change_of_the_audience_function(package, tmp_path):
+    (package / "words.py").write_text("def allow(query, document): return True")
+    audience = {"unentitled": "nothing", "function": "acme_plug_ins.words:allow"}
+    before = campaign_facts(tmp_path, {"audience": audience})
+    (package / "words.py").write_text("def allow(query, document): return False")
+    module._fingerprint.cache_clear()
+    after = campaign_facts(tmp_path, {"audience": audience})
+    assert before[0] != after[0] and before[1] != after[1]
