@@ -133,22 +133,7 @@ def requirements(checks: Iterable[Check]) -> Iterator[dict[str, Any]]:
 def describe_comparison(campaign: CampaignResult, baseline: CampaignResult) -> dict[str, Any]:
     """The changes since an earlier campaign, in groups with a title."""
     change = compare_results(campaign, baseline)
-    groups = (
-        ("Not comparable, because this differs", change.settings),
-        ("Worse", change.worse),
-        ("Better", change.better),
-        ("Disappeared", change.disappeared),
-        ("Appeared", change.appeared),
-        ("Also different", change.notes),
-    )
-    return {
-        "at": baseline.at,
-        "conclusion": conclusion(change),
-        "groups": [
-            (title, [c if isinstance(c, str) else f"{c.what}: {c.before} → {c.after}" for c in changes])
-            for title, changes in groups
-        ],
-    }
+    return {"at": baseline.at, "conclusion": conclusion(change), "groups": change.groups}
 
 
 def _overview(attacks: Sequence[AttackResult]) -> Iterator[dict[str, Any]]:
