@@ -94,7 +94,7 @@ def test_printed_results_have_a_line_for_each_attack_and_shares_in_percent():
         print_result(made, console)
     printed = held.get()
     assert "\n  a0.1: 0.000 to 0.1\n  a0.2: 0.000 to 0.2\n" in printed
-    assert "1.0 % [0.2, 2.9] with a document withheld, 2.0 % [0.7, 4.3] with a changed answer" in printed
+    assert "1.0 % [0.2, 2.9] had a document withheld, and 2.0 % [0.7, 4.3] got another answer" in printed
     assert "Two-world audit" not in printed  # nothing was compared
 
 

@@ -32,7 +32,6 @@ from casemate.cli.endpoints import (
 from casemate.demo.assessment import Assessment, try_folder
 from casemate.demo.assessment_report import as_json as assessment_json
 from casemate.demo.assessment_report import (
-    costs,
     failures,
     headlines,
     notes,
@@ -45,6 +44,7 @@ from casemate.demo.assessment_report import (
 from casemate.demo.endpoint import MIN_QUERIES, QUERIES, EndpointAssessment, EndpointPlan, plan_endpoint, try_endpoint
 from casemate.demo.endpoint_report import endpoint_headlines, endpoint_json, endpoint_scope, render_endpoint
 from casemate.errors import BackendError, ConfigError, DataError
+from casemate.redteam.reporting.text import describe_utility
 from casemate.runtime.file_lock import exclusive_lock
 
 INDEX_SECONDS = 120.0
@@ -211,8 +211,8 @@ def show_assessment(result: Assessment, page: Path, console: Console = out) -> N
         console.print(f"  {shown(head.line)}")
     if what := remedy(result):
         console.print(f"\n[yellow]note:[/yellow] {shown(what)}")
-    if cost := costs(result):
-        console.print(f"\n{shown(cost)}")
+    if result.membership and result.membership.utility:
+        console.print(f"\n{shown(describe_utility(result.membership.utility))}")
     console.print(f"\n{shown(reader_label(result.reader))} The attacks are scripts.")
     console.print(f"report: [bold]{shown(str(page))}[/bold]")
 

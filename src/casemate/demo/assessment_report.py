@@ -17,7 +17,7 @@ from casemate.monitor.service import FALSE_ANSWER
 from casemate.redteam.lab.judge import OFF, ON
 from casemate.redteam.lab.results import AttackResult, CheckStatus
 from casemate.redteam.reporting.charts import lowest_auc, recovery, track
-from casemate.redteam.reporting.text import describe_attack, describe_checks
+from casemate.redteam.reporting.text import describe_attack, describe_audit, describe_checks, describe_utility
 from casemate.reports.format import file_types, measured, number, percent, plural, scrub
 from casemate.reports.render import render
 from casemate.runtime.files import write_atomically
@@ -161,8 +161,8 @@ def render_assessment(assessment: Assessment) -> str:
         members=membership.evidence["members"] if membership else 0,
         nonmembers=membership.evidence["nonmembers"] if membership else 0,
         remedy=remedy(assessment),
-        costs=costs(assessment),
-        audit=_audit(assessment),
+        costs=describe_utility(membership.utility) if membership and membership.utility else "",
+        audit=describe_audit(membership.audit) if membership and membership.audit else "",
         limits=list(_limits(assessment)),
         failures=failures(assessment),
         unread=[(p.where, p.reason) for p in assessment.sample.problems[:20]],
@@ -256,27 +256,6 @@ def _attack(attack: AttackResult, low: float, key: str) -> dict[str, Any]:
     drawn = track(attack, low, key) if attack.on or attack.off else None
     sentence = describe_attack(attack).removeprefix(f"{attack.name}: ")  # the name is displayed beside it
     return {"name": attack.name, "sentence": sentence, "track": drawn}
-
-
-def costs(assessment: Assessment) -> str:
-    """Cost of the guard for benign questions, in a sentence; empty if it was not measured."""
-    utility = assessment.membership.utility if assessment.membership else None
-    if utility is None or utility.flagged is None:
-        return ""
-    return (
-        f"Of {utility.source}, {measured(utility.flagged, share=True)} had a document withheld, and "
-        f"{measured(utility.answer_changed, share=True)} got another answer."
-    )
-
-
-def _audit(assessment: Assessment) -> str:
-    audit = assessment.membership.audit if assessment.membership else None
-    if audit is None:
-        return ""
-    return (
-        f"Two-world audit: with a document withheld, {audit.pairs - audit.differing} of {audit.pairs} contexts matched "
-        "those of an index without the document."
-    )
 
 
 def failures(assessment: Assessment) -> list[str]:
