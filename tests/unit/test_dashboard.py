@@ -359,13 +359,14 @@ class TestPages:
         folder = tmp_path / ".casemate/redteam"
         write_report(campaign(), folder)
         before = replace(campaign(), at="2020-01-01T00:00:00+00:00", attacks=campaign().attacks[:1])
-        before.save(folder / "2020.json")
+        (folder / "2020.json").write_text(before.to_json(), "utf-8")
         made = crawl_campaign()
         (crawl,) = made.crawls
         reached = replace(
             crawl.by_target["off"], coverage=Estimate(0.6, 0.5, 0.7), curve=((0, 0.0, 0.0), (12, 0.6, 0.4))
         )
-        replace(made, crawls=(replace(crawl, by_target={"off": reached}),)).save(folder / "crawl.json")
+        bare = replace(made, crawls=(replace(crawl, by_target={"off": reached}),))
+        (folder / "crawl.json").write_text(bare.to_json(), "utf-8")
         (folder / "broken.json").write_text("{")
         (folder / "dangling.json").symlink_to(folder / "missing.json")
         (folder / "other.json").write_text('{"crawls": [{"by_target": {"off": {"curve": [[1], "x", null]}}}, 3]}')

@@ -127,7 +127,7 @@ def test_if_a_defense_decided_nothing_the_verdict_is_inconclusive_and_the_reason
     assert held.get().startswith("INCONCLUSIVE")
     assert held.get().index(why) < held.get().index("Membership inference: AUC")
     assert f"<strong>{why}" in render_html(found)
-    found.save(tmp_path / "report.json")
+    (tmp_path / "report.json").write_text(found.to_json(), "utf-8")
     assert why in (tmp_path / "report.json").read_text()
 
 
