@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from casemate.redteam.lab.extraction_experiment import Crawler, CrawlTrace
 from casemate.redteam.lab.results import Crawl, ExtractionResult, ExtractionSide, VerbatimExtraction
 from casemate.redteam.lab.store import Exchange
 from casemate.text.tokens import words
-from casemate.types import Document, Vector
+from casemate.types import Document
 
 SHARES = {"10%": 0.1, "25%": 0.25, "50%": 0.5}  # shares of the collection for which the number of questions is reported
 
@@ -54,7 +55,9 @@ def measure_crawl(
     with step(len(texts) + sum(len(segments.texts) for segments in found.values())) as progress:
         E = embedder.embed(texts, progress)
         for target, trace in decoded.items():
-            recovered = _recovery(found[target], texts, E, embedder, progress)
+            segments = found[target]
+            S = embedder.embed(segments.texts, progress) if segments.texts else np.empty((0, E.shape[1]), np.float32)
+            recovered = recovery.chunk_recovery(texts, E, segments, S), len(segments.texts)
             by_target[target], firsts[target] = _measure_trace(trace, chunks, recovered, (plan.k, plan.seed))
     off, on = firsts.get("off"), firsts.get("on")
     drop = ratio = None
@@ -159,12 +162,12 @@ def _measure_trace(
 
 def without_context(crawl: Crawl) -> Crawl:
     """Drops the metrics that require the target to report its context by the ids of the chunks."""
-    return replace(crawl, by_target={target: _without_context(result) for target, result in crawl.by_target.items()})
-
-
-def _without_context(result: ExtractionResult) -> ExtractionResult:
-    curve = tuple((at, None, recovered) for at, _, recovered in result.curve)
-    return replace(result, crr_ikea=None, coverage=None, area=None, efficiency=None, curve=curve, verbatim=None)
+    missing: dict[str, Any] = dict.fromkeys(("crr_ikea", "coverage", "area", "efficiency", "verbatim"))
+    by_target = {
+        target: replace(result, curve=tuple((at, None, recovered) for at, _, recovered in result.curve), **missing)
+        for target, result in crawl.by_target.items()
+    }
+    return replace(crawl, by_target=by_target)
 
 
 def _segments(trace: CrawlTrace, sizes: Sequence[int]) -> Segments:
@@ -172,14 +175,6 @@ def _segments(trace: CrawlTrace, sizes: Sequence[int]) -> Segments:
     answers = [(number, e.reply) for number, e in enumerate(trace.exchanges, 1)]
     answers += [(find.query, find.text) for find in trace.finds if find.query]
     return recovery.segments(answers, sizes, split_reply)
-
-
-def _recovery(
-    found: Segments, texts: Sequence[str], E: Vector, embedder: Embedder, progress: Progress
-) -> tuple[Recovery, int]:
-    """Recovery from segments, and their number."""
-    S = embedder.embed(found.texts, progress) if found.texts else np.empty((0, E.shape[1]), np.float32)
-    return recovery.chunk_recovery(texts, E, found, S), len(found.texts)
 
 
 def _context_overlap(exchanges: Sequence[Exchange], texts: Mapping[str, str], seed: int) -> Estimate | None:
