@@ -142,8 +142,7 @@ class CanaryMonitor:
 
     def watched_set(self) -> WatchedSet:
         """The set with the baseline in force. Outdated canaries do not alert."""
-        watched = _watched_set(self.app, self.set, self.runner.tenant)
-        return replace(watched, external=self.runner.target is not self.app.target)
+        return _watched_set(self.app, self.set, self.runner.tenant)
 
     @property
     def limits(self) -> AlarmLimits:
@@ -216,23 +215,23 @@ def open_canary_monitor(app: App, tenant: str = DEFAULT_TENANT) -> CanaryMonitor
         DataError: If the canary file is missing or invalid.
         ConfigError: If a target, judge or channel cannot be built.
     """
-    section, rag = app.config.monitor, app.guard.rag
+    section = app.config.monitor
     judge = build("generator", section.judge, app.config.folder) if section.judge else None
     file = canary_file(app)
     canaries = read_canaries(file, k=app.config.rag.k, judge=judge is not None)
     baseline.watched_set(canaries)  # refuses invalid names before anything is asked
-    runner = CanaryRunner(
-        canaries.canaries,
-        open_target(app, section.target),
-        app.config.rag.k,
-        rag.embedder,
-        section.concurrency,
-        section.timeout_s,
-        tenant,
-        section.client,
-        judge,
+    runner = replace(
+        open_runner(app, open_target(app, section.target), tenant), canaries=canaries.canaries, judge=judge
     )
     return CanaryMonitor(app, file, canaries, runner, _channels(app))
+
+
+def open_runner(app: App, target: Target, tenant: str) -> CanaryRunner:
+    """Asks a target as configured for canaries; without canaries and judge."""
+    section, embedder = app.config.monitor, app.guard.rag.embedder
+    return CanaryRunner(
+        (), target, app.config.rag.k, embedder, section.concurrency, section.timeout_s, tenant, section.client
+    )
 
 
 def canary_file(app: App) -> Path:
