@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from casemate.demo.assessment import MIN_RECORD_WORDS, QUOTE_WORDS, Assessment, unasked_ngrams
@@ -20,7 +19,6 @@ from casemate.redteam.reporting.charts import lowest_auc, recovery, track
 from casemate.redteam.reporting.text import describe_attack, describe_audit, describe_checks, describe_utility
 from casemate.reports.format import file_types, measured, number, percent, plural, scrub
 from casemate.reports.render import render
-from casemate.runtime.files import write_atomically
 
 FEWEST_DOCUMENTS = 40
 """Minimum size of a folder from which at least `Mirabel.min_documents` documents are indexed."""
@@ -130,7 +128,7 @@ def _poisoning(assessment: Assessment) -> Headline:
         "Answers taken from planted documents",
         f"{plural(poison.cases, 'question')}, {poison.texts} planted documents each, {poison.reader} reader",
     )
-    off, on = poison.false_answers.off, poison.false_answers.on
+    off, on = poison.false_answers[OFF], poison.false_answers[ON]
     share = f"{percent(off.value if off else None)} of the answers repeat the planted claim with the guard off"
     if on is None:
         return Headline(title, off, None, True, f"{share}.", cases, poison.gap)
@@ -168,12 +166,6 @@ def render_assessment(assessment: Assessment) -> str:
         unread=[(p.where, p.reason) for p in assessment.sample.problems[:20]],
         next=NEXT,
     )
-
-
-def write_page(page: str, path: Path) -> Path:
-    """Writes a page, readable by its owner only, because it quotes documents."""
-    write_atomically(path, page.encode("utf-8"))
-    return path
 
 
 NEXT = (
@@ -233,10 +225,10 @@ def _plain_note(assessment: Assessment) -> str:
 
 def _pasted_note(assessment: Assessment) -> str:
     pasted = assessment.pasted
-    if pasted is None or pasted.quoted.off is None or pasted.quoted.on is None:
+    if pasted is None:
         return ""
     hidden = f" Withheld in this case: {', '.join(pasted.hidden)}." if pasted.hidden else ""
-    off, on = (measured(rate, share=True) for rate in (pasted.quoted.off, pasted.quoted.on))
+    off, on = (measured(pasted.quoted[side], share=True) for side in (OFF, ON))
     return (
         f"The other half was quoted ({QUOTE_WORDS} words in a row or more) for {off} of {pasted.records} records with "
         f"the guard off, and {on} with it on.{hidden} The client does not see that anything was withheld."
@@ -282,16 +274,11 @@ def guard_note(assessment: Assessment) -> str:
     )
 
 
-def notes(assessment: Assessment) -> list[str]:
-    """What an operator must know about the guard before the figures."""
-    return [note] if (note := guard_note(assessment)) else []
-
-
 def _limits(assessment: Assessment) -> Iterator[str]:
     yield reader_label(assessment.reader)
     yield "The attacks' questions, the ordinary questions and the planted documents were written by script."
     yield f"The samples are small: read the intervals. If an interval contains {number(CHANCE)}, the AUC may be chance."
-    yield from notes(assessment)
+    yield from filter(None, [guard_note(assessment)])
     sample = assessment.sample
     if not sample.whole:
         yield "Only a part of the folder was indexed. In a larger collection each document is harder to find."
@@ -319,9 +306,5 @@ def mark_quotations(record: str, question: str, reply: str) -> list[tuple[str, b
             start, end = found[i].start(), found[i + size - 1].end()
             inside[start:end] = [True] * (end - start)
     grouped = groupby(zip(reply, inside, strict=True), key=lambda pair: pair[1])
-    return _trimmed([("".join(character for character, _ in run), copied) for copied, run in grouped])
-
-
-def _trimmed(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Shortens long parts in the middle."""
+    parts = [("".join(character for character, _ in run), is_copied) for is_copied, run in grouped]
     return [(shorten(text, SHOWN if is_copied else SHOWN // 3), is_copied) for text, is_copied in parts]
