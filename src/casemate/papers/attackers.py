@@ -11,7 +11,7 @@ import numpy as np
 
 from casemate.errors import DataError
 from casemate.papers import figures as drawing
-from casemate.papers.laboratory import ATTACKS, BARE, CORPUS, OURS, PAPER, K, Lab, Setting, digest, nfcorpus
+from casemate.papers.laboratory import ATTACKS, BARE, CORPUS, OURS, PAPER, K, Lab, Setting, nfcorpus
 from casemate.papers.published_numbers import FOUR, SYSTEMS, TABLE_4, TABLE_5, TABLE_9, TABLE_12, Numbers
 from casemate.papers.readers import BATCH, reader_note
 from casemate.papers.result import Cell, Result, Row, averaged, balanced_cells, distance, mean
@@ -20,7 +20,7 @@ from casemate.protocols import MembershipAttack, Steps, Target
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS
 from casemate.redteam.lab import judge
 from casemate.redteam.lab.datasets import Half
-from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
+from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, digest
 from casemate.redteam.lab.fitting import cross_fit
 from casemate.redteam.lab.results import AttackResult, Trial
 from casemate.redteam.reporting import charts
@@ -205,7 +205,7 @@ async def run_attacks(lab: Lab, names: Sequence[str]) -> Found:
     attacks: dict[str, MembershipAttack] = {name: build("attack", ATTACKS[name]) for name in names}
     targets: dict[str, Target] = {BARE: bench.rag, **bench.guards(lab.calibrated)}
     facts = [bench.state, lab.calibrated.read_text(encoding="utf-8")]
-    plan = ExperimentPlan(seed=lab.setting.seed, k=K, label=digest(facts), concurrency=BATCH)
+    plan = ExperimentPlan(seed=lab.setting.seed, k=K, label=digest(*facts), concurrency=BATCH)
     experiment = Experiment(attacks, lab.split, targets, bench.ledger, lab.held, plan)
     with lab.steps("attacking", experiment.total) as count:
         trials = await experiment.run(count)

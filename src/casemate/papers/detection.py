@@ -13,7 +13,7 @@ from casemate.guard.defenses.query_filter import QueryFilter
 from casemate.guard.guard import Guard
 from casemate.maths import metrics, stats
 from casemate.papers import figures
-from casemate.papers.laboratory import ATTACKS, CORPUS, OURS, PAPER, K, Lab, Setting, digest, nfcorpus
+from casemate.papers.laboratory import ATTACKS, CORPUS, OURS, PAPER, K, Lab, Setting, nfcorpus
 from casemate.papers.published_numbers import (
     FIVE,
     NORMALITY,
@@ -28,6 +28,7 @@ from casemate.papers.result import Cell, Result, Row, balanced_cells, mean, shar
 from casemate.plugins import build
 from casemate.protocols import MembershipAttack, Steps
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS
+from casemate.redteam.lab.experiment import digest
 from casemate.reports.format import number
 from casemate.reports.svg import step_chart
 from casemate.types import Float64, Query, Vector
@@ -229,7 +230,7 @@ async def asked(lab: Lab) -> list[Asked]:
         attack: MembershipAttack = build("attack", part)
         attack.study(texts)
         for document, member in lab.split.candidates:
-            rng = np.random.default_rng(int(digest([lab.setting.seed, name, document.source]), 16))
+            rng = np.random.default_rng(int(digest(lab.setting.seed, name, document.source), 16))
             questions = (await attack.prepare(document, rng)).questions
             if questions:
                 found.append(Asked(name, member, document.source, questions[int(rng.integers(len(questions)))]))
