@@ -408,14 +408,10 @@ def _fit_screener(
 
 def fit_screen(app: App, tenant: str, index: Index) -> Screen | None:
     """Fits the screening of new documents to a copy of a tenant's index; None if it is too small. Blocks."""
-    return _fit_screen(app, index, _watched(app.config, app.index, tenant, (), WATCHED_QUESTIONS), tenant)
-
-
-def _fit_screen(app: App, index: Index, watched: Mapping[str, str], tenant: str) -> Screen | None:
     if index.moments(tenant).n < MIN_DOCUMENTS:
         return None
-    embedder = app.guard.rag.embedder
-    reader = _gate_reader(app.guard, app.config)
+    watched = _watched(app.config, app.index, tenant, (), WATCHED_QUESTIONS)
+    embedder, reader = app.guard.rag.embedder, _gate_reader(app.guard, app.config)
     screener = _fit_screener(embedder, index, watched, tenant, app.config.rag.k, reader)
 
     def screen(documents: Sequence[Document]) -> int:
@@ -443,7 +439,7 @@ async def run_drill(
     ]
     attacks = {name: build("poisoner", spec, folder, parts) for name, spec in DRILL_ATTACKS.items()}
     async with guarded_copy(rag, app.config, tenant) as guard:
-        screen = await asyncio.to_thread(_fit_screen, app, guard.rag.index, questions, tenant)
+        screen = await asyncio.to_thread(fit_screen, app, tenant, guard.rag.index)
         drill = PoisoningDrill(guard, monitor.runner, screen, app.config.redteam.seed)
         return await drill.run(attacks, attacked, progress)
 
