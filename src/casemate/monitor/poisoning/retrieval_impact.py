@@ -68,16 +68,15 @@ class QuestionScores:
         """
         return cls(tuple(questions), vectors, best_scores(index, vectors, k, tenant, without))
 
-    def entries(self, vector: Vector, source: str = "") -> list[ContextEntry]:
-        """Questions whose context a document, (dim,), would enter, highest lift first. A tie enters."""
-        return self.impact(vector[None], [source])[1][0]
-
     def impact(self, vectors: Vector, sources: Sequence[str] = ()) -> tuple[Vector, list[list[ContextEntry]]]:
         """For n documents, (n, dim), the highest lift over all questions, (n,), and the contexts that each enters.
 
         The entries have the highest lift first; a tie enters. Without sources, these are unknown.
         """
-        scores = self._scores(vectors, sources)  # (n, m)
+        scores = vectors @ self.vectors.T  # (n, m)
+        if self.origins is not None and len(sources):
+            own = (self.origins == np.array(sources, object)[:, None]) & (self.origins != "")
+            scores = np.where(own, np.float32(2 * NO_SCORE), scores)  # below any other
         lifts: Vector = (scores - self.best[:, 0]).max(axis=1)
         return lifts, [self._entries(row) for row in scores]
 
@@ -94,14 +93,6 @@ class QuestionScores:
         """Score of each document, (n, dim), minus that of the last one in each context, (n, m); 0 or more enters."""
         above: Vector = vectors @ self.vectors.T - self.best[:, -1]
         return above
-
-    def _scores(self, vectors: Vector, sources: Sequence[str]) -> Vector:
-        """Cosines of documents and questions, (n, m); below any other for a document's own questions."""
-        scores: Vector = vectors @ self.vectors.T
-        if self.origins is not None and len(sources):
-            own = (self.origins == np.array(sources, object)[:, None]) & (self.origins != "")
-            scores = np.where(own, np.float32(2 * NO_SCORE), scores)
-        return scores
 
     def admit(self, vectors: Vector) -> None:
         """Updates the scores after documents, (n, dim), were indexed."""
