@@ -85,7 +85,7 @@ def render_html(
         membership=not is_crawl(campaign) and not campaign.probes,
         probes=campaign.probes,
         personal_data=describe_personal_data(campaign.personal_data) if campaign.personal_data else "",
-        overview=list(_overview(campaign.attacks)),
+        overview=list(overview(campaign.attacks)),
         extraction=extraction,
         charts=[_charts(a, f"a{i}") for i, a in enumerate(campaign.attacks) if a.off or a.on],
         explorer=_explorer(campaign, script) if campaign.sessions else None,
@@ -136,7 +136,8 @@ def describe_comparison(campaign: CampaignResult, baseline: CampaignResult) -> d
     return {"at": baseline.at, "conclusion": conclusion(change), "groups": change.groups}
 
 
-def _overview(attacks: Sequence[AttackResult]) -> Iterator[dict[str, Any]]:
+def overview(attacks: Sequence[AttackResult]) -> Iterator[dict[str, Any]]:
+    """The AUC of each attack by side, in words and drawn, and what the guard changes, or why there are no figures."""
     low = lowest_auc(attacks)
     for i, attack in enumerate(attacks):
         yield {
