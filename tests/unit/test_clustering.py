@@ -162,7 +162,7 @@ def test_too_few_chunks_are_refused():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"method": "dbscan"}, {"selection": "flat"}, {"dimensions": 1}, {"sample": 3}, {"membership": 1.5}]
+    "wrong", [{"method": "dbscan"}, {"selection": "flat"}, {"sample": 3}, {"membership": 1.5}]
 )
 def test_invalid_settings_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
