@@ -69,12 +69,8 @@ class TestQuestionScores:
         E, Q, x = unit(rng, 12), unit(rng, 7), unit(rng, 1)[0]
         S = -np.sort(-(Q @ E.T), axis=1)
         found = QuestionScores(("",) * 7, Q, S[:, :k]).impact(x[None])[1][0]
-        expected = {}
-        for i, q in enumerate(Q):
-            rank = 1 + int((S[i] > q @ x).sum())
-            if rank <= k:
-                expected[i] = rank
-        assert {e.question: e.rank for e in found} == expected
+        expected = {i for i, q in enumerate(Q) if (S[i] > q @ x).sum() < k}
+        assert {e.question for e in found} == expected
         assert [e.lift for e in found] == sorted((e.lift for e in found), reverse=True)
         for e in found:
             assert e.lift == pytest.approx(float(Q[e.question] @ x - S[e.question, 0]), abs=1e-5)
@@ -83,7 +79,7 @@ class TestQuestionScores:
         Q = np.eye(DIM, dtype=np.float32)[:1]
         scores_ = QuestionScores(("",), Q, np.array([[0.9, 0.5]], np.float32))
         tie = np.array([0.5, *[0] * (DIM - 1)], np.float32)
-        assert [[e.rank for e in found] for found in scores_.impact(np.stack([tie, tie * 0.9]))[1]] == [[2], []]
+        assert [[e.question for e in found] for found in scores_.impact(np.stack([tie, tie * 0.9]))[1]] == [[0], []]
 
     def test_lifts_and_numbers_of_entries_are_those_of_the_scores(self):
         rng = np.random.default_rng(4)

@@ -25,14 +25,10 @@ NO_SCORE = -1.0
 class ContextEntry(NamedTuple):
     """A question, by its index, whose context a document enters.
 
-    Attributes:
-        rank: From 1.
-        lift: Cosine minus that of the best document so far; above 0 if the document ranks first.
+    ``lift`` is the cosine minus that of the best document so far; above 0 if the document ranks first.
     """
 
     question: int
-    rank: int
-    score: float
     lift: float
 
 
@@ -77,17 +73,12 @@ class QuestionScores:
         if self.origins is not None and len(sources):
             own = (self.origins == np.array(sources, object)[:, None]) & (self.origins != "")
             scores = np.where(own, np.float32(2 * NO_SCORE), scores)  # below any other
-        lifts: Vector = (scores - self.best[:, 0]).max(axis=1)
-        return lifts, [self._entries(row) for row in scores]
-
-    def _entries(self, scores: Vector) -> list[ContextEntry]:
+        lifts, enters = scores - self.best[:, 0], scores >= self.best[:, -1]
         found = [
-            ContextEntry(
-                i, 1 + int((self.best[i] > scores[i]).sum()), float(scores[i]), float(scores[i] - self.best[i, 0])
-            )
-            for i in np.flatnonzero(scores >= self.best[:, -1]).tolist()
+            [ContextEntry(i, float(row[i])) for i in np.flatnonzero(entered).tolist()]
+            for row, entered in zip(lifts, enters, strict=True)
         ]
-        return sorted(found, key=lambda e: -e.lift)
+        return lifts.max(axis=1), [sorted(entries, key=lambda e: -e.lift) for entries in found]
 
     def margins(self, vectors: Vector) -> Vector:
         """Score of each document, (n, dim), minus that of the last one in each context, (n, m); 0 or more enters."""

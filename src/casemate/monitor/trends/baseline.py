@@ -25,7 +25,6 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from casemate.errors import DataError
-from casemate.maths.stats import Estimate, proportion
 from casemate.monitor.canaries.canary import Canary, CanarySet
 from casemate.monitor.canaries.results import (
     CanaryResult,
@@ -85,11 +84,6 @@ class CanaryBaseline:
     def flakes(self) -> FlakeCounts:
         """Counts for the sequential tests."""
         return FlakeCounts(self.asked, self.failed, *self.lasting)
-
-    @property
-    def flake_rate(self) -> Estimate:
-        """Share of failed runs, with its 95 % interval."""
-        return proportion(self.failed, self.asked)
 
 
 @dataclass(frozen=True, slots=True)
