@@ -120,13 +120,13 @@ def assess(folder: Path) -> dict[str, Any]:
     """Runs the assessment on a folder in this process, and writes the report."""
     from casemate.cli.try_documents import INDEX_SECONDS
     from casemate.demo.assessment import try_folder
-    from casemate.demo.assessment_report import as_json, render_assessment, write_page
+    from casemate.demo.assessment_report import as_json, render_assessment
 
     stages = Stages()
     with tempfile.TemporaryDirectory() as work, stages("all of it"):
         found = asyncio.run(try_folder(folder, Path(work), (), INDEX_SECONDS, stages))
         with stages("writing the report"):
-            write_page(render_assessment(found), folder.parent / "report.html")
+            (folder.parent / "report.html").write_text(render_assessment(found), encoding="utf-8")
     figures = as_json(found)
     kept = {name: figures[name] for name in ("sample", "headlines", "failures")}
     return {"stages": stages.found, "figures": {**kept, "problems": len(figures["problems"])}}

@@ -49,7 +49,7 @@ def main() -> None:
         one = {**raw["redteam"], "attacks": ["mba"], "folder": f"{folder}/mba"}
         _, mba_s = _campaign(raw | {"redteam": one})
         campaign, all_s = _campaign(raw)
-        campaign.save(folder / "campaign.json")
+        (folder / "campaign.json").write_text(campaign.to_json(), encoding="utf-8")
     results = {
         "each": each,
         "attacks": both_sides(campaign.attacks),

@@ -91,7 +91,7 @@ def test_a_guard_that_leaves_no_trace_passes(tmp_path):
     # Contexts of non-members and benign questions are the same with the guard: their replies are cached.
     assert calls <= 1200 + 600 + 80
     assert hits >= 600 + 80
-    made.save(tmp_path / "campaign.json")
+    (tmp_path / "campaign.json").write_text(made.to_json(), "utf-8")
     assert results.load_result(tmp_path / "campaign.json") == made
 
 

@@ -26,6 +26,7 @@ from casemate.errors import BackendError, DataError
 from casemate.monitor.poisoning import scoring
 from casemate.redteam.campaigns.pipeline import campaign_lock
 from casemate.runtime.file_lock import LockHeld
+from casemate.runtime.files import write_atomically
 from casemate.types import Document
 from tests.fakes import LongTexts
 
@@ -94,8 +95,8 @@ def test_an_assessment_holds_documents_out_and_measures_both_sides(tmp_path):
     assert held.whole
     assert {d.source for d in held.split.nonmembers}.isdisjoint(d.source for d in held.split.members)
     assert found.membership.evidence["members"] == len(held.split.members)
-    assert found.pasted.quoted.off.value > 0.8
-    assert found.pasted.quoted.on.value < 0.3
+    assert found.pasted.quoted["off"].value > 0.8
+    assert found.pasted.quoted["on"].value < 0.3
     page = assessment_report.render_assessment(found)
     assert "<code>guard.audience</code> decide who may read the others" in page
     assert "2. A pasted record: the guard withholds the rest<" in page
@@ -109,7 +110,7 @@ def test_an_assessment_holds_documents_out_and_measures_both_sides(tmp_path):
     assert "2. A pasted record<" in page and "Not tried: no part of your documents has" in page
     crawl = found.crawl.by_side
     assert crawl["off"].crr.value > crawl["on"].crr.value
-    assert found.poisoning.false_answers.on is None  # 44 notes are too few for the screening
+    assert found.poisoning.false_answers["on"] is None  # 44 notes are too few for the screening
     membership, extraction, poisoning = assessment_report.headlines(found)
     assert membership.off.value > 0.9 > membership.on.value
     assert f"{found.sample.chunks:,} chunks" in extraction.cases
@@ -132,7 +133,7 @@ def test_documents_that_were_kept_out_count_for_the_screening(tmp_path, monkeypa
     found = run(folder, tmp_path)
     assert found.sample.chunks < 40
     assert found.poisoning.gap == ""
-    assert found.poisoning.false_answers.on.value <= found.poisoning.false_answers.off.value
+    assert found.poisoning.false_answers["on"].value <= found.poisoning.false_answers["off"].value
 
 
 def test_a_failure_is_reported_first(tmp_path):
@@ -281,7 +282,8 @@ def test_a_report_that_replaces_a_readable_file_is_for_its_owner_only(tmp_path):
     page = tmp_path / "report.html"
     page.write_text("old")
     page.chmod(0o644)
-    assert assessment_report.write_page("new", page).read_text() == "new"
+    write_atomically(page, b"new")
+    assert page.read_text() == "new"
     assert page.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [page]
 

@@ -303,7 +303,7 @@ def test_each_event_is_exported_once_in_ascii_and_verdicts_on_canaries_are_marke
 def test_several_quarantined_sources_are_dropped_at_once_and_none_if_a_key_is_wrong(place):
     quarantined = Quarantine(place)
     for name in "abc":
-        quarantined.add([ScreeningResult(Document(name, f"text {name}"), 5.0, 0.01, (), {})], "default")
+        quarantined.add([ScreeningResult(Document(name, f"text {name}"), 5.0, 0.01, ())], "default")
     with pytest.raises(DataError, match="'x' matches 0"):
         CliRunner().invoke(cli, ["quarantine", "drop", "a", "x"], catch_exceptions=False)
     assert len(quarantined.pending()) == 3

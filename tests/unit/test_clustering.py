@@ -161,9 +161,7 @@ def test_too_few_chunks_are_refused():
         find_topics(unit(np.ones((19, 3))))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"method": "dbscan"}, {"selection": "flat"}, {"dimensions": 1}, {"sample": 3}, {"membership": 1.5}]
-)
+@pytest.mark.parametrize("wrong", [{"method": "dbscan"}, {"selection": "flat"}, {"sample": 3}, {"membership": 1.5}])
 def test_invalid_settings_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         TopicSettings(**wrong)

@@ -183,7 +183,6 @@ def test_sessions_with_an_alarm_are_counted_once():
     assert (met.touched, met.changed, met.failed) == (3, 3, 0)
     assert guarded.asked == bare.asked
     assert [client for client, _ in bare.asked] == ["ann"] * 3 + ["bo"] + ["cy"] * 3
-    assert asyncio.run(replay_benign_sessions(guarded, sessions)).changed is None
 
 
 def test_an_alarm_in_observe_mode_counts_and_changes_nothing(tmp_path):
@@ -200,11 +199,11 @@ def test_failed_defenses_are_counted_and_no_session_gives_no_rate():
         async def ask(self, query):
             return replace(await super().ask(query), verdicts=(flagged(evidence={"error": "KeyError"}),))
 
-    assert asyncio.run(replay_benign_sessions(Failing(), [("ann", ["amber"])])).failed == 1
-    assert asyncio.run(replay_benign_sessions(OverlapTarget(), [])).alarmed is None
+    assert asyncio.run(replay_benign_sessions(Failing(), [("ann", ["amber"])], OverlapTarget())).failed == 1
+    assert asyncio.run(replay_benign_sessions(OverlapTarget(), [], OverlapTarget())).alarmed is None
 
 
 def test_an_unavailable_target_ends_the_replay():
     target = OverlapTarget(breaks_at=1, fault=BackendError("gone", backend="fake", retryable=True))
     with pytest.raises(BackendError, match="gone"):
-        asyncio.run(replay_benign_sessions(target, [("ann", ["amber"])], plan=CrawlPlan(waits=())))
+        asyncio.run(replay_benign_sessions(target, [("ann", ["amber"])], OverlapTarget(), plan=CrawlPlan(waits=())))

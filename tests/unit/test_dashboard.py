@@ -312,7 +312,7 @@ class TestPages:
         bad = replace(documents(1)[0], id="bad", source=HOSTILE, text=HOSTILE, title=HOSTILE)
         asyncio.run(app.guard.add([bad]))
         Quarantine(app.store).add(
-            [ScreeningResult(replace(bad, source="q" + HOSTILE), 3.0, 2.0, (HOSTILE,), {})], "default"
+            [ScreeningResult(replace(bad, source="q" + HOSTILE), 3.0, 2.0, (HOSTILE,))], "default"
         )
         write_report(replace(campaign(), id=HOSTILE, simulated=(HOSTILE,)), tmp_path / ".casemate/redteam")
         evidence = {HOSTILE: HOSTILE, "why": [HOSTILE], "withheld": [HOSTILE]}
@@ -359,13 +359,14 @@ class TestPages:
         folder = tmp_path / ".casemate/redteam"
         write_report(campaign(), folder)
         before = replace(campaign(), at="2020-01-01T00:00:00+00:00", attacks=campaign().attacks[:1])
-        before.save(folder / "2020.json")
+        (folder / "2020.json").write_text(before.to_json(), "utf-8")
         made = crawl_campaign()
         (crawl,) = made.crawls
         reached = replace(
             crawl.by_target["off"], coverage=Estimate(0.6, 0.5, 0.7), curve=((0, 0.0, 0.0), (12, 0.6, 0.4))
         )
-        replace(made, crawls=(replace(crawl, by_target={"off": reached}),)).save(folder / "crawl.json")
+        bare = replace(made, crawls=(replace(crawl, by_target={"off": reached}),))
+        (folder / "crawl.json").write_text(bare.to_json(), "utf-8")
         (folder / "broken.json").write_text("{")
         (folder / "dangling.json").symlink_to(folder / "missing.json")
         (folder / "other.json").write_text('{"crawls": [{"by_target": {"off": {"curve": [[1], "x", null]}}}, 3]}')
@@ -489,9 +490,7 @@ class TestPages:
     def test_a_quarantine_alert_links_to_the_quarantine(self, tmp_path):
         app = make(tmp_path)
         store = AlertingEventStore(app.store)
-        Quarantine(store).add(
-            [ScreeningResult(Document("evil#0", "x", source="evil"), 3.0, 2.0, ("odd",), {})], "default"
-        )
+        Quarantine(store).add([ScreeningResult(Document("evil#0", "x", source="evil"), 3.0, 2.0, ("odd",))], "default")
         with visiting(app) as visitor:
             page = visitor.get("/alerts").text
         card = page[page.index('id="open"') :]
@@ -728,7 +727,7 @@ class TestForms:
     def test_quarantined_sources_are_released_and_dropped(self, tmp_path):
         app = make(tmp_path)
         held = [
-            Quarantine(app.store).add([ScreeningResult(Document(n, f"{n} text"), 3.0, 2.0, ("odd",), {})], "default")
+            Quarantine(app.store).add([ScreeningResult(Document(n, f"{n} text"), 3.0, 2.0, ("odd",))], "default")
             for n in ("good", "evil")
         ]
         with visiting(app) as visitor:
@@ -755,8 +754,8 @@ class TestForms:
         app = make(tmp_path)
         asyncio.run(app.guard.add([Document("toll#1", "The toll is due on Mondays.", source="toll")]))
         changed = Document("toll#2", f"The toll was abolished on Mondays. {HOSTILE}", source="toll")
-        found = Quarantine(app.store).add([ScreeningResult(changed, 3.0, 2.0, ("odd",), {})], "default")
-        other = Quarantine(app.store).add([ScreeningResult(Document("n", "only7"), 3.0, 2.0, ("odd",), {})], "other")
+        found = Quarantine(app.store).add([ScreeningResult(changed, 3.0, 2.0, ("odd",))], "default")
+        other = Quarantine(app.store).add([ScreeningResult(Document("n", "only7"), 3.0, 2.0, ("odd",))], "other")
         with visiting(app) as visitor:
             assert f'href="/dashboard/quarantine/{found.key}"' in visitor.get("/quarantine").text
             page = visitor.get(f"/quarantine/{found.key}").text
@@ -780,7 +779,7 @@ class TestTenants:
     def test_tenants_are_separated(self, tmp_path):
         app = make(tmp_path)
         asyncio.run(app.guard.add([Document("theirs", "their text")], "b"))
-        held = Quarantine(app.store).add([ScreeningResult(Document("new", "x"), 3.0, 2.0, ("odd",), {})], "default")
+        held = Quarantine(app.store).add([ScreeningResult(Document("new", "x"), 3.0, 2.0, ("odd",))], "default")
         with visiting(app, verdict(1, True), verdict(2, True, tenant="b"), alert(), tenant="b") as visitor:
             page = visitor.get("/verdicts?tenant=default").text
             assert "v-verdict-2" in page and "v-verdict-1" not in page
@@ -1221,7 +1220,7 @@ class TestExploring:
     def test_several_sources_are_released_and_removed_at_once(self, tmp_path):
         app = make(tmp_path)
         held = [
-            Quarantine(app.store).add([ScreeningResult(Document(n, f"{n} text"), 3.0, 2.0, ("odd",), {})], "default")
+            Quarantine(app.store).add([ScreeningResult(Document(n, f"{n} text"), 3.0, 2.0, ("odd",))], "default")
             for n in ("one", "two")
         ]
         with visiting(app) as visitor:

@@ -282,7 +282,7 @@ def test_quarantined_sources_are_counted_apart(folder, monkeypatch):
         quarantine = Quarantine(app.store)
         work = Ingest(app.guard, Corpus(folder / "corpus.jsonl"))
         for name, digest in work.plan().todo.items():
-            result = ScreeningResult(Document(name, "a text", digest=f"{digest}@here"), 9.0, 0.001, ("odd",), {})
+            result = ScreeningResult(Document(name, "a text", digest=f"{digest}@here"), 9.0, 0.001, ("odd",))
             quarantine.add([result], "default")
     listed = CliRunner().invoke(cli, ["quarantine", "list"], catch_exceptions=False)
     assert listed.stdout.endswith("next: casemate quarantine show|release|drop KEY\n")

@@ -117,7 +117,7 @@ def audited(lab, *make_defenses, attacks=None, plan=None, **options):
 def test_a_guard_that_refills_the_context_leaves_no_trace(lab, identity):
     worlds = audited(lab, lambda: Hide(lab.secret), identity=identity)
     assert worlds.audit == TwoWorldAudit(40, 0, stats.proportion(0, 40))
-    assert (worlds.asked, worlds.exposed, worlds.differences) == (40, 0, ())
+    assert (worlds.asked, worlds.exposed, worlds.audit.differing) == (40, 0, 0)
 
 
 def with_copy(lab):
@@ -144,20 +144,12 @@ def test_a_guard_that_does_not_refill_the_context_is_detected(lab):
     worlds = audited(lab, lambda: Shorten(frozenset({lab.split.members[0].source})))
     assert (worlds.audit.pairs, worlds.audit.differing) == (2, 2)
     assert worlds.audit.rate == stats.proportion(2, 2)
-    for number, difference in enumerate(worlds.differences):
-        assert (difference.attack, difference.number) == ("name", number)
-        assert difference.candidate == lab.split.members[0].source
-        assert len(difference.context) == 4
-        assert len(difference.without) == 5
-        assert difference.candidate not in difference.without
 
 
 def test_a_guard_with_client_state_is_detected_in_the_next_question(lab):
     secret = frozenset({lab.split.members[0].source})
     worlds = audited(lab, lambda: BlockAfterHit(secret))
     assert (worlds.audit.pairs, worlds.audit.differing) == (2, 1)
-    assert worlds.differences[0].number == 1
-    assert worlds.differences[0].context == ()
     restarted = audited(lab, lambda: BlockAfterHit(secret), identity="question")
     assert restarted.audit.differing == 0  # each question is a new client's
 
@@ -175,7 +167,6 @@ class DependsOnStatistics(Hide):
 def test_a_guard_that_depends_on_the_similarity_statistics_is_detected(lab):
     worlds = audited(lab, lambda: DependsOnStatistics(lab.secret))
     assert worlds.audit.differing == worlds.audit.pairs == 40
-    assert len(worlds.differences) == 5
 
 
 def test_members_that_are_not_withheld_are_exposed_and_not_compared(lab):

@@ -274,6 +274,14 @@ def test_the_cached_embedder_delegates_to_its_inner_embedder():
     assert counts == [0, 2]
 
 
+def test_kept_vectors_are_returned_and_not_embedded_again():
+    inner = BagOfWords()
+    embedder = CachedEmbedder(inner)
+    embedder.keep(["a b"], np.ones((1, 64), np.float32))
+    assert np.array_equal(embedder.embed(["a b", "c"]), np.vstack([np.ones(64), BagOfWords().embed(["c"])[0]]))
+    assert inner.texts == ["c"]
+
+
 def test_the_least_recently_used_vector_is_evicted():
     inner = BagOfWords()
     embedder = CachedEmbedder(inner, megabytes=3 * 4 * 64 / 1e6)  # three vectors

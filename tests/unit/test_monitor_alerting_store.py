@@ -89,7 +89,7 @@ class TestAlertingEventStore:
         assert not open_alerts(store)
 
     def test_a_quarantined_document_opens_an_alert(self, store):
-        result = ScreeningResult(Document("p", "text"), 5.0, 2.5, ("begins with a question",), {}, (), 0, ("q", "r"))
+        result = ScreeningResult(Document("p", "text"), 5.0, 2.5, ("begins with a question",), ("q", "r"))
         source = Quarantine(store).add([result], "acme")
         (state,) = open_alerts(store)
         assert state.alert.kind == "quarantine" and state.alert.documents == ("p", "q", "r")
@@ -143,7 +143,7 @@ NAMES = (("a", "acme"), ("b", "acme"), ("c", "other"))
 
 
 def suspicious(name):
-    return ScreeningResult(Document(name, f"text of {name}"), 5.0, 2.5, ("begins with a question",), {}, (), 0)
+    return ScreeningResult(Document(name, f"text of {name}"), 5.0, 2.5, ("begins with a question",))
 
 
 def verdict(evidence, flagged=True, client="mallory", defense="honeytoken", at=NOW):

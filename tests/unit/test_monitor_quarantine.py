@@ -113,15 +113,11 @@ class TestPoisonScreener:
     def test_few_benign_documents_are_suspicious(self, world):
         found = world.screened(benign(300))
         assert sum(j.suspicious for j in found) <= 9  # of 300, at 1 %
-        assert all(set(j.surprises) == set(REASONS) for j in found)
 
     def test_documents_that_rank_first_for_a_watched_question_are_suspicious(self, world):
         (found,) = world.screened(poison(1))
         assert found.suspicious and found.p_value < 0.01
         assert any("ranks before all indexed documents" in r for r in found.reasons)
-        best = found.entered[0]
-        assert world.questions[best.question] == QUESTION and best.rank == 1 and best.lift > 0
-        assert found.entries >= 1
 
     def test_an_unsupported_new_answer_is_a_reason_and_a_supported_one_is_not(self, world):
         new = [Document("p", "The amber ferry was made by zz0 Quellbach.")]
@@ -139,7 +135,7 @@ class TestPoisonScreener:
         origins = {question: "p0" if question == QUESTION else "" for question in world.questions}
         fitted = PoisonScreener.fit(world.index, origins, BagOfWords().embed(world.questions))
         (found,) = world.screened(new, fitted)
-        assert world.questions.index(QUESTION) not in {entry.question for entry in found.entered}
+        assert not any("ranks before all indexed documents" in r for r in found.reasons)
 
     def test_a_fresh_copy_screens_as_right_after_fitting(self, world):
         fitted, new = world.fitted(), [*benign(20), *poison()]
@@ -318,7 +314,7 @@ class TestQuarantine:
     def test_a_source_is_found_by_its_name_if_no_other_has_it(self, world):
         quarantine, held = self.held(world)
         assert quarantine.get("p0") == held
-        result = ScreeningResult(Document("x", "other text", source=held.key), 9.0, 0.001, ("odd",), {})
+        result = ScreeningResult(Document("x", "other text", source=held.key), 9.0, 0.001, ("odd",))
         disguised = quarantine.add([result], "default")
         assert quarantine.get(held.key) == held  # the name of another source is this key
         quarantine.add([replace(result, document=Document("p0", "other text"))], "north")
@@ -364,7 +360,7 @@ def statement_of_the_page(source):
 
 
 def held(name):
-    return [ScreeningResult(Document(name, f"the walnut of {name}", source=name), 3.0, 2.0, ("odd",), {})]
+    return [ScreeningResult(Document(name, f"the walnut of {name}", source=name), 3.0, 2.0, ("odd",))]
 
 
 def quarantine_two(store):

@@ -59,7 +59,7 @@ class TestQuestionScores:
         filled(index, E)
         found = QuestionScores.of([""] * 3, Q, index, 4)
         assert (found.best[:, 2:] == NO_SCORE).all()
-        assert [e.question for e in sorted(found.entries(unit(rng, 1)[0]))] == [0, 1, 2]
+        assert [e.question for e in sorted(found.impact(unit(rng, 1))[1][0])] == [0, 1, 2]
 
     @settings(max_examples=60)
     @given(st.integers(0, 10**6), st.integers(1, 6))
@@ -68,13 +68,9 @@ class TestQuestionScores:
         rng = np.random.default_rng(seed)
         E, Q, x = unit(rng, 12), unit(rng, 7), unit(rng, 1)[0]
         S = -np.sort(-(Q @ E.T), axis=1)
-        found = QuestionScores(("",) * 7, Q, S[:, :k]).entries(x)
-        expected = {}
-        for i, q in enumerate(Q):
-            rank = 1 + int((S[i] > q @ x).sum())
-            if rank <= k:
-                expected[i] = rank
-        assert {e.question: e.rank for e in found} == expected
+        found = QuestionScores(("",) * 7, Q, S[:, :k]).impact(x[None])[1][0]
+        expected = {i for i, q in enumerate(Q) if (S[i] > q @ x).sum() < k}
+        assert {e.question for e in found} == expected
         assert [e.lift for e in found] == sorted((e.lift for e in found), reverse=True)
         for e in found:
             assert e.lift == pytest.approx(float(Q[e.question] @ x - S[e.question, 0]), abs=1e-5)
@@ -83,14 +79,13 @@ class TestQuestionScores:
         Q = np.eye(DIM, dtype=np.float32)[:1]
         scores_ = QuestionScores(("",), Q, np.array([[0.9, 0.5]], np.float32))
         tie = np.array([0.5, *[0] * (DIM - 1)], np.float32)
-        assert [e.rank for e in scores_.entries(tie)] == [2] and scores_.entries(tie * 0.9) == []
+        assert [[e.question for e in found] for found in scores_.impact(np.stack([tie, tie * 0.9]))[1]] == [[0], []]
 
-    def test_batch_results_equal_single_ones(self):
+    def test_lifts_and_numbers_of_entries_are_those_of_the_scores(self):
         rng = np.random.default_rng(4)
         E, Q, X = unit(rng, 30), unit(rng, 9), unit(rng, 5)
         scores_ = QuestionScores(("",) * 9, Q, -np.sort(-(Q @ E.T), axis=1)[:, :3])
         lifts, entered = scores_.impact(X)
-        assert [[e[:2] for e in found] for found in entered] == [[e[:2] for e in scores_.entries(x)] for x in X]
         assert [len(e) for e in entered] == (scores_.margins(X) >= 0).sum(1).tolist()
         np.testing.assert_allclose(lifts, [(Q @ x - scores_.best[:, 0]).max() for x in X], atol=1e-6)
 

@@ -16,7 +16,7 @@ from casemate.backends.embedders.minilm import MiniLM
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.backends.target_answers import partial_answer
-from casemate.errors import ConfigError, DataError, MissingExtra
+from casemate.errors import DataError, MissingExtra
 from casemate.maths import clustering
 from casemate.monitor.canaries import drafts, questions
 from casemate.monitor.canaries import suggest as module
@@ -52,8 +52,9 @@ def filled(path, documents, tenant="default"):
     return rag
 
 
-def made(rag, target, **settings):
-    return asyncio.run(suggest_canaries(rag.index, rag.embedder, target, SuggestionSettings(**settings)))
+def made(rag, target=None, tenant="default", **settings):
+    runner = CanaryRunner((), target or rag, embedder=rag.embedder, tenant=tenant)
+    return asyncio.run(suggest_canaries(rag.index, rag.embedder, runner, SuggestionSettings(**settings)))
 
 
 def asked(canaries, target, embedder, run_id="r"):
@@ -165,7 +166,7 @@ class TestDropped:
     def test_unfilled_canaries_are_reported(self, tmp_path):
         twins = [Document(f"d{i}", towns()[0].text, title=towns()[0].title) for i in range(30)]
         with pytest.raises(DataError, match="all 30 chunks are equal"):
-            made(filled(tmp_path / "i.db", twins), None, count=3)
+            made(filled(tmp_path / "i.db", twins), count=3)
 
     def test_an_unreachable_target_is_an_error(self, rag):
         with pytest.raises(DataError, match=r"answered none of \d+ drafts: OSError was raised"):
@@ -175,23 +176,15 @@ class TestDropped:
         with pytest.raises(DataError, match="tenant 'nobody' has no documents"):
             made(rag, rag, tenant="nobody")
 
-    @pytest.mark.parametrize("wrong", [{"count": 0}, {"k": 0}, {"k": 1001}])
-    def test_settings_out_of_range(self, wrong):
-        with pytest.raises(ConfigError, match="count must be at least 1"):
-            SuggestionSettings(**wrong)
-
 
 class TestLimitedTargets:
-    def test_without_a_target_there_are_only_sentinels(self, rag):
-        assert set(kinds(made(rag, None, count=6))) == {"sentinel"}
-
     def test_a_target_that_reports_only_answers_gets_no_document_expectations(self, rag):
         found = made(rag, Mute(rag), count=20)
         assert set(kinds(found)) == {"fact", "trigger", "refusal", "injection"}
         assert not any(c.expected_documents for c in found.canaries.canaries)
 
     def test_few_documents_suffice(self, tmp_path):
-        found = made(filled(tmp_path / "i.db", towns(each=1)), None, count=2)
+        found = made(filled(tmp_path / "i.db", towns(each=1)), count=2)
         assert found.method == "one region: too few chunks to cluster"
         assert len(found.canaries.canaries) == 2
 
@@ -230,7 +223,7 @@ class TestCoverage:
         assert any("theatre" in name for name in corpus.names)
 
     def test_uncovered_regions_are_listed(self, rag):
-        found = made(rag, None, count=1)
+        found = made(rag, count=1)
         assert len(found.coverage.uncovered) == len(found.coverage.regions) - sum(
             bool(r.canaries) for r in found.coverage.regions
         )
@@ -302,7 +295,7 @@ class TestFile:
 
     def test_documents_that_look_like_yaml(self, tmp_path):
         pages = [dataclasses.replace(d, title=f"# {d.title}: [x]\n- y: *z", id=f"{d.id}: #1") for d in towns()]
-        found = made(filled(tmp_path / "i.db", pages), None, count=6)
+        found = made(filled(tmp_path / "i.db", pages), count=6)
         assert parse_canaries(found.text) == found.canaries
 
     def test_nothing_is_logged(self, rag, caplog):

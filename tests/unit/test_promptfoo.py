@@ -190,7 +190,7 @@ class TestImport:
 
     def test_the_name_of_a_model_is_no_markup(self, tmp_path):
         found = judged(tmp_path, results(export(tmp_path), careful, "<script>[red]\x1b[31m"))
-        found.save(tmp_path / "r.json")
+        (tmp_path / "r.json").write_text(found.to_json(), "utf-8")
         assert load_result(tmp_path / "r.json").status is CheckStatus.PASS
 
 

@@ -96,7 +96,7 @@ def test_printed_results_have_a_line_for_each_attack_and_shares_in_percent():
         print_result(made, console)
     printed = held.get()
     assert "\n  a0.1: 0.000 to 0.1\n  a0.2: 0.000 to 0.2\n" in printed
-    assert "1.0 % [0.2, 2.9] with a document withheld, 2.0 % [0.7, 4.3] with a changed answer" in printed
+    assert "1.0 % [0.2, 2.9] had a document withheld, and 2.0 % [0.7, 4.3] got another answer" in printed
     assert "Two-world audit" not in printed  # nothing was compared
 
 
@@ -129,7 +129,7 @@ def test_if_a_defense_decided_nothing_the_verdict_is_inconclusive_and_the_reason
     assert held.get().startswith("INCONCLUSIVE")
     assert held.get().index(why) < held.get().index("Membership inference: AUC")
     assert f"<strong>{why}" in render_html(found)
-    found.save(tmp_path / "report.json")
+    (tmp_path / "report.json").write_text(found.to_json(), "utf-8")
     assert why in (tmp_path / "report.json").read_text()
 
 

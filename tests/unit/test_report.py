@@ -583,13 +583,11 @@ def test_the_same_campaign_gives_the_same_files(tmp_path):
 
 
 def test_a_failed_rendering_leaves_the_last_report_unchanged(tmp_path, monkeypatch):
-    before = {kind: path.read_bytes() for kind, path in write_report(campaign(), tmp_path).items()}
+    before = {path: path.read_bytes() for path in write_report(campaign(), tmp_path).values()}
     monkeypatch.setattr("casemate.redteam.reporting.files.to_sarif", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_report(campaign(id="later"), tmp_path)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == dict(
-        zip(("report.html", "report.json", "report.junit.xml", "report.sarif"), before.values(), strict=True)
-    )
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_failed_disk_leaves_complete_files_and_no_temporary_ones(tmp_path, monkeypatch):
@@ -603,7 +601,7 @@ def test_a_failed_disk_leaves_complete_files_and_no_temporary_ones(tmp_path, mon
 
 def test_a_folder_that_cannot_be_created_is_named_in_the_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BackendError, match="cannot write the report to .*file"):
+    with pytest.raises(BackendError, match="file.* cannot be written"):
         write_report(campaign(), tmp_path / "file")
 
 

@@ -102,7 +102,7 @@ def test_what_is_worse_forwards_is_better_backwards(values):
 def test_a_changed_seed_split_or_corpus_is_listed_first_and_is_not_comparable(key):
     change = compare_results(made(evidence={key: 1}), made(evidence={key: 2}))
     assert change.settings == (ReportChange(key, "2", "1"),) and change.exit_code == 3
-    assert render_diff_text(change).startswith("NOT COMPARABLE")
+    assert render_diff_text(change).startswith("Not comparable")
 
 
 def test_evidence_that_depends_on_the_guard_is_a_note():
@@ -127,7 +127,7 @@ def test_campaigns_with_one_split_are_compared_in_pairs():
     assert (change.what, change.before) == ("mba, guard on: AUC", number(was))
     assert change.after.startswith(f"{number(now)}, difference {number(now - was)} [.")  # above zero
     assert compare_results(better, before).exit_code == 0
-    assert "PAIRED, over the same candidates:\n  mba, guard on" in render_diff_text(compare_results(better, before))
+    assert "Paired, over the same candidates:\n  mba, guard on" in render_diff_text(compare_results(better, before))
     shuffled = replace(before, sessions=before.sessions[::-1])
     assert compare_results(better, shuffled).paired == (change,)
 
@@ -211,11 +211,11 @@ def test_the_text_lists_all_changes_and_ends_with_the_exit_code():
     text = render_diff_text(
         compare_results(with_figures(tpr_at_1=HIGH, recall_query=HIGH, tpr_at_01=None), made(evidence={"seed": 1}))
     )
-    order = ["NOT COMPARABLE", "seed: 1 -> 7", "WORSE", "TPR at 1 % FPR: 10 % [5.0, 15] -> 30 % [25, 35]", "BETTER"]
-    order += ["DISAPPEARED", "exit code 1"]
+    order = ["Not comparable", "seed: 1 → 7", "Worse", "TPR at 1 % FPR: 10 % [5.0, 15] → 30 % [25, 35]", "Better"]
+    order += ["Disappeared", "exit code 1"]
     places = [text.index(said) for said in order]
     assert places == sorted(places)
-    assert "->" not in render_diff_text(compare_results(made(), made())) and "exit code 0" in render_diff_text(
+    assert "→" not in render_diff_text(compare_results(made(), made())) and "exit code 0" in render_diff_text(
         compare_results(made(), made())
     )
 

@@ -170,7 +170,7 @@ def test_texts_and_names_of_the_collection_are_not_in_the_report_of_a_crawl(craw
         sessions_total=reported.total,
         document_names=reported.names,
     )
-    made.save(tmp_path / "crawl.json")
+    (tmp_path / "crawl.json").write_text(made.to_json(), "utf-8")
     for text in (render_html(made), (tmp_path / "crawl.json").read_text()):
         assert not any(word in text for d in COLLECTION for word in d.text.split()[:1]), "the first word is unique"
         assert '"d7"' not in text and "document 1" in text

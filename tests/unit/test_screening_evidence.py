@@ -29,7 +29,7 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def result(name, p, source="", **metadata):
-    return ScreeningResult(Document(name, "", source=source, metadata=metadata), 0.0, p, (), {})
+    return ScreeningResult(Document(name, "", source=source, metadata=metadata), 0.0, p, ())
 
 
 def vectors(count):

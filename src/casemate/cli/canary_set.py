@@ -26,7 +26,7 @@ from casemate.monitor.canaries.suggest import CanarySuggestion, SuggestionSettin
 from casemate.monitor.drift.compare import REPEATS, Comparison, Conclusion, compare_targets
 from casemate.monitor.poisoning.drill import DrillResult
 from casemate.monitor.poisoning.scoring import MIN_DOCUMENTS
-from casemate.monitor.service import DRILL_ATTACKS, canary_file, open_target, run_drill
+from casemate.monitor.service import DRILL_ATTACKS, canary_file, open_runner, open_target, run_drill
 from casemate.monitor.trends import baseline
 from casemate.monitor.trends.baseline import BASELINE_RUNS, Baseline
 from casemate.protocols import Target
@@ -68,22 +68,13 @@ def suggest_command(
 ) -> None:
     """Draft a set from your documents, keep the canaries that your system passes, and show what is not covered."""
     with open_app(config) as app, say.status("drafting and testing canaries"), counted_errors():
-        file, section = output or canary_file(app), app.config.monitor
+        file = output or canary_file(app)
         if file.exists() and not force:
             raise ConfigError(f"{file} exists; name another file, or overwrite it with --force")
-        settings = SuggestionSettings(
-            count,
-            app.config.rag.k,
-            tenant,
-            app.config.calibrate.seed,
-            questions_in(questions) if questions else (),
-            section.client,
-            section.concurrency,
-            section.timeout_s,
-            file.stem,
-        )
-        target = _target(app, tenant)
-        found = asyncio.run(suggest_canaries(app.index, app.guard.rag.embedder, target, settings))
+        asked = questions_in(questions) if questions else ()
+        settings = SuggestionSettings(count, app.config.calibrate.seed, asked, file.stem)
+        runner = open_runner(app, _target(app, tenant), tenant)
+        found = asyncio.run(suggest_canaries(app.index, app.guard.rag.embedder, runner, settings))
         file.write_text(found.text, encoding="utf-8")
         is_configured = file.resolve() == canary_file(app).resolve()
     if as_json:

@@ -21,9 +21,11 @@ from casemate.redteam.lab.results import (
     MembershipMetrics,
 )
 from casemate.redteam.reporting.text import (
+    describe_audit,
     describe_checks,
     describe_extracted,
     describe_personal_data,
+    describe_utility,
     is_one_system,
     overall_status,
     undecided_note,
@@ -104,7 +106,7 @@ def _tables(result: CampaignResult) -> Iterator[Table]:
     elif result.attacks:
         attacks = [(escape(a.name), *_attack_cells(a)) for a in result.attacks]
         columns = ("attack", "guard off", "guard on", "withheld")
-        yield _table("Membership inference: AUC [95 %]; 0.5 is chance", *_one_system(result, columns, attacks))
+        yield _table("Membership inference: AUC [95 %]; .5 is chance", *_one_system(result, columns, attacks))
     if crawlers:
         crawls = {crawl.attack: crawl for crawl in result.crawls}
         crawled = [(escape(c.attack), *_crawl_cells(crawls.get(c.attack)), c.status.value) for c in crawlers]
@@ -138,7 +140,7 @@ def _attack_cells(attack: AttackResult) -> tuple[str, str, str]:
         return word, word, ""
 
     def auc(metrics: MembershipMetrics | None) -> str:
-        return _rate(metrics.auc) if metrics else "not run"
+        return escape(measured(metrics.auc)) if metrics else "not run"
 
     withheld = percent(attack.on.recall_query.value) if attack.on and attack.on.recall_query else ""
     return auc(attack.off), auc(attack.on), withheld
@@ -149,7 +151,7 @@ def _crawl_cells(crawl: Crawl | None) -> tuple[str, str, str]:
         return "unknown", "unknown", ""
     off, on = crawl.by_target.get(OFF), crawl.by_target[ON]
     alarm = f"question {on.first_alarm}" if on.first_alarm else "unknown" if on.coverage is None else "none"
-    return _rate(off.crr) if off else "not run", _rate(on.crr), alarm
+    return escape(measured(off.crr)) if off else "not run", escape(measured(on.crr)), alarm
 
 
 def _lines(result: CampaignResult) -> Iterator[str]:
@@ -164,7 +166,7 @@ def _lines(result: CampaignResult) -> Iterator[str]:
             if ended_early
             else ""
         )
-        yield f"Two-world audit: {audit.differing} of {audit.pairs} contexts revealed a withheld document.{more}"
+        yield f"{describe_audit(audit)}{more}"
     for status in SEVERITY:
         if status is not CheckStatus.PASS:
             found = describe_checks((check for check in result.checks if check.status is status), "\n  ", "\n  ")
@@ -176,10 +178,8 @@ def _lines(result: CampaignResult) -> Iterator[str]:
 
 
 def _cost_of_the_guard(result: CampaignResult) -> Iterator[str]:
-    if utility := result.utility:
-        source, changed = escape(utility.source), _share(utility.answer_changed)
-        what = f"{_share(utility.flagged)} with a document withheld, {changed}" if utility.flagged else changed
-        yield f"Benign questions ({source}): of {utility.questions}, {what} with a changed answer."
+    if result.utility:
+        yield escape(describe_utility(result.utility))
     if replay := result.benign_sessions:
         flagged = ", ".join(f"{name} in {count}" for name, count in sorted(replay.alarms.items())) or "none"
         yield (
@@ -188,14 +188,6 @@ def _cost_of_the_guard(result: CampaignResult) -> Iterator[str]:
         )
 
 
-def _share(rate: Estimate | None) -> str:
-    return escape(measured(rate, share=True)) if rate else "not measured"
-
-
 def _share_cell(rate: Estimate | None) -> str:
     """A share above its interval: with four of them in a line, no width remains for names at 80 columns."""
-    return _share(rate).replace(" [", "\n[").replace(" meas", "\nmeas")
-
-
-def _rate(rate: Estimate | None) -> str:
-    return f"{rate.value:.2f} \\[{rate.low:.2f}, {rate.high:.2f}]" if rate else "too few to tell"
+    return escape(measured(rate, share=True).replace(" [", "\n[")) if rate else "not\nmeasured"

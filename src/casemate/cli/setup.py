@@ -44,7 +44,6 @@ from casemate.guard.calibration.fitting import RATES, calibration_possible
 from casemate.guard.calibration.log_review import log_warnings, weak_attacks_note
 from casemate.guard.defenses.crawl_limit import daily_share_notes
 from casemate.maths.calibration import Calibration, min_questions
-from casemate.maths.stats import Estimate
 from casemate.monitor.enforcement import record_threshold
 from casemate.monitor.poisoning.screening_gate import ScreeningGate
 from casemate.monitor.recalibration import recalibrated, recorded_scores
@@ -95,8 +94,9 @@ def index(
         _report(report, total, as_json)
         for line in _screening_notes(app, tenant, gate, report.quarantined):
             say.print(line)
-        for line in _crawl_notes(app, total) if report.indexed or report.removed else ():
-            note(line)
+        if (report.indexed or report.removed) and app.config.guard.mode != "off":
+            for line in daily_share_notes(app.guard.defenses, total, app.config.rag.k):
+                note(line)
         calibrate_if_due(app, tenant, fit)
     raise typer.Exit(Code.OK if report.complete else Code.INCOMPLETE)
 
@@ -127,27 +127,20 @@ def _open_gate(app: App, tenant: str) -> ScreeningGate | None:
 def _screening_notes(app: App, tenant: str, gate: ScreeningGate | None, waiting: int) -> Iterator[str]:
     if missing := missing_screening(app, tenant):
         yield f"[yellow]screening:[/yellow] {missing}"
-    if gate and (waiting or gate.quarantined):
-        yield _screening_note(gate, waiting)
-
-
-def _crawl_notes(app: App, chunks: int) -> Iterator[str]:
-    if app.config.guard.mode != "off":
-        yield from daily_share_notes(app.guard.defenses, chunks, app.config.rag.k)
-
-
-def _screening_note(gate: ScreeningGate, waiting: int) -> str:
+    if not gate or not (waiting or gate.quarantined):
+        return
     names = ", ".join(shown(source.source) for source in gate.quarantined[:3])
     names += ", ..." if len(gate.quarantined) > 3 else ""
     if gate.enforce:
-        return (
+        yield (
             f"[yellow]quarantined:[/yellow] {waiting} sources look poisoned and are not indexed, "
             f"{len(gate.quarantined)} of them new{f' ({names})' if names else ''}; run 'casemate quarantine list'"
         )
-    return (
-        f"[yellow]screening:[/yellow] {len(gate.quarantined)} sources look poisoned ({names}) and were indexed: "
-        "monitor.gate is observe; after 'casemate enforce' such sources are quarantined"
-    )
+    else:
+        yield (
+            f"[yellow]screening:[/yellow] {len(gate.quarantined)} sources look poisoned ({names}) and were indexed: "
+            "monitor.gate is observe; after 'casemate enforce' such sources are quarantined"
+        )
 
 
 def _run(work: Ingest, plan: IngestPlan) -> IngestReport:
@@ -341,16 +334,12 @@ def _show(name: str, found: Calibration, significance: float) -> None:
         table.add_column(f"{100 * r:g} %{' *' * (r == significance)}", justify="right", no_wrap=True)
     for attack, by_rate in recall.items():
         cells = (by_rate[str(r)] for r in usable)
-        table.add_row(attack, *(f"{_share(c['question'])} / {_share(c['document'])}" for c in cells))
+        table.add_row(attack, *(f"{100 * c['question'][0]:.0f} / {100 * c['document'][0]:.0f}" for c in cells))
     out.print(table)
     if why := found.shortage(f"{name}.significance", significance):
         out.print(f"[yellow]note:[/yellow] {why}")
     explained = f"Error rate: largest share of benign questions that are flagged (* {name}.significance)"
     out.print(f"[dim]{explained}. Attacks are written by script, without a language model.[/dim]")
-
-
-def _share(figure: Estimate) -> str:
-    return f"{100 * figure[0]:.0f}"
 
 
 def doctor(

@@ -20,9 +20,8 @@ from casemate.cli.console import Code, ConfigFile, Json, Tenant, bar, out, print
 from casemate.errors import ConfigError, DataError
 from casemate.monitor.canaries.canary_file import read_canaries
 from casemate.monitor.canaries.coverage import RegionMap
-from casemate.monitor.canaries.run import CanaryRunner
 from casemate.monitor.drift.answer_drift import windows_by_time
-from casemate.monitor.service import canary_file, open_target, open_trace_recorder
+from casemate.monitor.service import canary_file, open_runner, open_target, open_trace_recorder
 from casemate.monitor.traces.candidates import draft_candidates
 from casemate.monitor.traces.exports import read_export
 from casemate.monitor.traces.recorder import RecordedSpans
@@ -125,11 +124,8 @@ def suggest_command(
         if not questions:
             raise DataError(NO_QUESTIONS)
         corpus, coverage = _coverage(app, questions, tenant)
-        section, seed = app.config.monitor, app.config.calibrate.seed
-        target = open_target(app, section.target, recorded=False)
-        runner = CanaryRunner(
-            (), target, app.config.rag.k, app.guard.rag.embedder, tenant=tenant, client=section.client
-        )
+        seed = app.config.calibrate.seed
+        runner = open_runner(app, open_target(app, app.config.monitor.target, recorded=False), tenant)
         with say.status("testing candidates"):
             found = asyncio.run(draft_candidates(corpus, coverage, questions, runner, count, seed))
     output.write_text(found.text, encoding="utf-8")

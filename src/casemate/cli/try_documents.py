@@ -32,20 +32,20 @@ from casemate.cli.endpoints import (
 from casemate.demo.assessment import Assessment, try_folder
 from casemate.demo.assessment_report import as_json as assessment_json
 from casemate.demo.assessment_report import (
-    costs,
     failures,
+    guard_note,
     headlines,
-    notes,
     reader_label,
     remedy,
     render_assessment,
     scope,
-    write_page,
 )
 from casemate.demo.endpoint import MIN_QUERIES, QUERIES, EndpointAssessment, EndpointPlan, plan_endpoint, try_endpoint
 from casemate.demo.endpoint_report import endpoint_headlines, endpoint_json, endpoint_scope, render_endpoint
 from casemate.errors import BackendError, ConfigError, DataError
+from casemate.redteam.reporting.text import describe_utility
 from casemate.runtime.file_lock import exclusive_lock
+from casemate.runtime.files import write_atomically
 
 INDEX_SECONDS = 120.0
 WORK, LOCK = "work-", "try.lock"
@@ -121,11 +121,11 @@ def try_documents(
 def _try_folder(folder: Path, questions: Sequence[str], output: Path, seconds: float, as_json: bool) -> NoReturn:
     with _work_folder(output) as work:
         result = asyncio.run(try_folder(folder, work, questions, seconds, show_progress))
-    page = write_page(render_assessment(result), output)
+    write_atomically(output, render_assessment(result).encode("utf-8"))  # for the owner only: it quotes documents
     if as_json:
-        print_json({**assessment_json(result), "report": str(page)})
+        print_json({**assessment_json(result), "report": str(output)})
     else:
-        show_assessment(result, page)
+        show_assessment(result, output)
         out.print(f"next: casemate init {shown(shlex.quote(str(folder)))} && casemate index")
     if failures(result):
         raise typer.Exit(Code.ERROR)
@@ -139,8 +139,8 @@ def _try_endpoint(plan: EndpointPlan, key_env: str) -> EndpointAssessment:
 
 
 def _report_endpoint(result: EndpointAssessment, output: Path, as_json: bool) -> NoReturn:
-    page = write_page(render_endpoint(result), output)
-    print_json({**endpoint_json(result), "report": str(page)}) if as_json else _show_endpoint(result, page)
+    write_atomically(output, render_endpoint(result).encode("utf-8"))
+    print_json({**endpoint_json(result), "report": str(output)}) if as_json else _show_endpoint(result, output)
     if result.failures:
         raise typer.Exit(Code.ERROR)
     complete = not result.gaps and all(problem.harmless for problem in result.problems)
@@ -204,15 +204,15 @@ def show_assessment(result: Assessment, page: Path, console: Console = out) -> N
     console.print(f"\n{shown(scope(result))}\n")
     for line in failures(result):
         console.print(f"[red]failed:[/red] {shown(line)}")
-    for note in notes(result):
+    if note := guard_note(result):
         console.print(f"[yellow]note:[/yellow] {shown(note)}")
     console.print("Guard off -> guard on, \\[95 % interval]:")
     for head in headlines(result):
         console.print(f"  {shown(head.line)}")
     if what := remedy(result):
         console.print(f"\n[yellow]note:[/yellow] {shown(what)}")
-    if cost := costs(result):
-        console.print(f"\n{shown(cost)}")
+    if result.membership and result.membership.utility:
+        console.print(f"\n{shown(describe_utility(result.membership.utility))}")
     console.print(f"\n{shown(reader_label(result.reader))} The attacks are scripts.")
     console.print(f"report: [bold]{shown(str(page))}[/bold]")
 

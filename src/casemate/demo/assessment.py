@@ -35,7 +35,7 @@ from casemate.monitor.poisoning.drill import contains_answer, guarded_copy, plan
 from casemate.monitor.poisoning.scoring import MIN_DOCUMENTS, PoisonScreener
 from casemate.monitor.service import FALSE_ANSWER
 from casemate.plugins import build
-from casemate.protocols import Embedder, EmbedderProxy, MembershipAttack, Progress, Steps, Target
+from casemate.protocols import Embedder, MembershipAttack, Progress, Steps, Target
 from casemate.rag.chunking import split_document
 from casemate.rag.pipeline import Rag
 from casemate.redteam.campaigns.own import OwnExtractionCampaign, OwnMembershipCampaign
@@ -47,6 +47,7 @@ from casemate.redteam.lab.extraction_metrics import measure_crawl
 from casemate.redteam.lab.judge import OFF, ON
 from casemate.redteam.lab.results import CampaignResult, ExtractionResult
 from casemate.redteam.lab.store import CampaignStore, Exchange
+from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.system import App
 from casemate.text.refusals import is_refusal
 from casemate.text.sentences import restore_names
@@ -60,17 +61,11 @@ PLAIN_QUESTIONS = 24
 OPENINGS = ("What ", "Is there ")
 """First words of the drafted questions that are used."""
 CRAWLER, CRAWL_QUESTIONS = "rag_thief", 60
+CACHE_MB = 1000.0
+"""Largest size of the vectors of chunks and replies that a crawl keeps."""
 POISONED_QUESTIONS, WATCHED_QUESTIONS = 10, 300
 """Number of questions with planted false documents, and of synthetic questions that the screening watches."""
 SEED = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """The same measurement with the guard off and on; None: not measured."""
-
-    off: Estimate | None
-    on: Estimate | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,7 @@ class PastedRecord:
 
     Attributes:
         hidden: Documents withheld with the guard on, as the operator sees them.
-        quoted: Share of records whose other half was quoted.
+        quoted: Share of records whose other half was quoted, by side of the guard.
     """
 
     source: str
@@ -106,7 +101,7 @@ class PastedRecord:
     on: str
     text: str
     hidden: tuple[str, ...]
-    quoted: Sides
+    quoted: dict[str, Estimate]
     records: int
 
 
@@ -127,14 +122,14 @@ class Poisoning:
 
     Attributes:
         texts: False documents for each question.
-        false_answers: Share of wrong answers without protection, and with screening and guard.
+        false_answers: Share of wrong answers without protection, and with screening and guard; None: not measured.
         quarantined: False documents that the screening stopped; None: no screening.
         gap: Why there is no figure with protection; empty if there is one.
     """
 
     cases: int
     texts: int
-    false_answers: Sides
+    false_answers: dict[str, Estimate | None]
     quarantined: int | None
     question: str
     planted: str
@@ -292,8 +287,7 @@ async def _paste_records(
     shares = {side: stats.proportion(sum(q[side] for *_, q in found), len(found)) for side in targets}
     record, asked, _ = next((f for f in found if f[2][OFF] and not f[2][ON]), found[0])
     off, on = asked[OFF], asked[ON]
-    quoted = Sides(shares[OFF], shares[ON])
-    return PastedRecord(record.source, off.question, off.reply, on.reply, record.text, on.hidden, quoted, len(found))
+    return PastedRecord(record.source, off.question, off.reply, on.reply, record.text, on.hidden, shares, len(found))
 
 
 def quotes(record: str, question: str, reply: str) -> bool:
@@ -325,22 +319,6 @@ def unasked_ngrams(record: str, question: str) -> tuple[int, frozenset[tuple[str
     return size, ngrams(" ".join(rest), size) - ngrams(question, size)
 
 
-class _IndexedVectors(EmbedderProxy):
-    """Returns indexed vectors, and embeds other texts."""
-
-    def __init__(self, inner: Embedder, texts: Sequence[str], vectors: Vector) -> None:
-        super().__init__(inner)
-        self._known = dict(zip(texts, vectors, strict=True))
-
-    def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
-        new = [text for text in dict.fromkeys(texts) if text not in self._known]
-        if new:
-            self._known |= zip(new, self.inner.embed(new, progress), strict=True)
-        if progress is not None:
-            progress(len(texts) - len(new))
-        return np.stack([self._known[text] for text in texts])
-
-
 async def _crawl(
     systems: TargetFactory,
     store: CampaignStore,
@@ -355,7 +333,8 @@ async def _crawl(
     """
     chunks, vectors = indexed
     whole = [replace(d, text=d.content, title="") for d in chunks]
-    embedder = _IndexedVectors(systems.rag.embedder, [d.text for d in whole], vectors)
+    embedder = CachedEmbedder(systems.rag.embedder, megabytes=CACHE_MB)
+    embedder.keep([d.text for d in whole], vectors)
     plan = CrawlPlan(seed=SEED, k=systems.config.rag.k, questions=CRAWL_QUESTIONS, label=label)
     attack = build("crawler", PluginSpec(use=CRAWLER), systems.folder, {Embedder: embedder})
     crawler = Crawler(CRAWLER, attack, systems.targets(), store, plan)
@@ -411,7 +390,7 @@ def _summarize_poisoning(cases: Sequence[_PoisonedQuestion], reader: str, gap: s
     return Poisoning(
         cases=len(cases),
         texts=len(shown.planted),
-        false_answers=Sides(off_rate, None if gap else on_rate),
+        false_answers={OFF: off_rate, ON: None if gap else on_rate},
         quarantined=None if gap else sum(len(case.held) for case in cases),
         question=shown.question,
         planted=first.content,

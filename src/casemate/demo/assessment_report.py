@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from casemate.demo.assessment import MIN_RECORD_WORDS, QUOTE_WORDS, Assessment, unasked_ngrams
@@ -17,10 +16,9 @@ from casemate.monitor.service import FALSE_ANSWER
 from casemate.redteam.lab.judge import OFF, ON
 from casemate.redteam.lab.results import AttackResult, CheckStatus
 from casemate.redteam.reporting.charts import lowest_auc, recovery, track
-from casemate.redteam.reporting.text import describe_attack, describe_checks
+from casemate.redteam.reporting.text import describe_attack, describe_audit, describe_checks, describe_utility
 from casemate.reports.format import file_types, measured, number, percent, plural, scrub
 from casemate.reports.render import render
-from casemate.runtime.files import write_atomically
 
 FEWEST_DOCUMENTS = 40
 """Minimum size of a folder from which at least `Mirabel.min_documents` documents are indexed."""
@@ -130,7 +128,7 @@ def _poisoning(assessment: Assessment) -> Headline:
         "Answers taken from planted documents",
         f"{plural(poison.cases, 'question')}, {poison.texts} planted documents each, {poison.reader} reader",
     )
-    off, on = poison.false_answers.off, poison.false_answers.on
+    off, on = poison.false_answers[OFF], poison.false_answers[ON]
     share = f"{percent(off.value if off else None)} of the answers repeat the planted claim with the guard off"
     if on is None:
         return Headline(title, off, None, True, f"{share}.", cases, poison.gap)
@@ -161,19 +159,13 @@ def render_assessment(assessment: Assessment) -> str:
         members=membership.evidence["members"] if membership else 0,
         nonmembers=membership.evidence["nonmembers"] if membership else 0,
         remedy=remedy(assessment),
-        costs=costs(assessment),
-        audit=_audit(assessment),
+        costs=describe_utility(membership.utility) if membership and membership.utility else "",
+        audit=describe_audit(membership.audit) if membership and membership.audit else "",
         limits=list(_limits(assessment)),
         failures=failures(assessment),
         unread=[(p.where, p.reason) for p in assessment.sample.problems[:20]],
         next=NEXT,
     )
-
-
-def write_page(page: str, path: Path) -> Path:
-    """Writes a page, readable by its owner only, because it quotes documents."""
-    write_atomically(path, page.encode("utf-8"))
-    return path
 
 
 NEXT = (
@@ -233,10 +225,10 @@ def _plain_note(assessment: Assessment) -> str:
 
 def _pasted_note(assessment: Assessment) -> str:
     pasted = assessment.pasted
-    if pasted is None or pasted.quoted.off is None or pasted.quoted.on is None:
+    if pasted is None:
         return ""
     hidden = f" Withheld in this case: {', '.join(pasted.hidden)}." if pasted.hidden else ""
-    off, on = (measured(rate, share=True) for rate in (pasted.quoted.off, pasted.quoted.on))
+    off, on = (measured(pasted.quoted[side], share=True) for side in (OFF, ON))
     return (
         f"The other half was quoted ({QUOTE_WORDS} words in a row or more) for {off} of {pasted.records} records with "
         f"the guard off, and {on} with it on.{hidden} The client does not see that anything was withheld."
@@ -256,27 +248,6 @@ def _attack(attack: AttackResult, low: float, key: str) -> dict[str, Any]:
     drawn = track(attack, low, key) if attack.on or attack.off else None
     sentence = describe_attack(attack).removeprefix(f"{attack.name}: ")  # the name is displayed beside it
     return {"name": attack.name, "sentence": sentence, "track": drawn}
-
-
-def costs(assessment: Assessment) -> str:
-    """Cost of the guard for benign questions, in a sentence; empty if it was not measured."""
-    utility = assessment.membership.utility if assessment.membership else None
-    if utility is None or utility.flagged is None:
-        return ""
-    return (
-        f"Of {utility.source}, {measured(utility.flagged, share=True)} had a document withheld, and "
-        f"{measured(utility.answer_changed, share=True)} got another answer."
-    )
-
-
-def _audit(assessment: Assessment) -> str:
-    audit = assessment.membership.audit if assessment.membership else None
-    if audit is None:
-        return ""
-    return (
-        f"Two-world audit: with a document withheld, {audit.pairs - audit.differing} of {audit.pairs} contexts matched "
-        "those of an index without the document."
-    )
 
 
 def failures(assessment: Assessment) -> list[str]:
@@ -303,16 +274,11 @@ def guard_note(assessment: Assessment) -> str:
     )
 
 
-def notes(assessment: Assessment) -> list[str]:
-    """What an operator must know about the guard before the figures."""
-    return [note] if (note := guard_note(assessment)) else []
-
-
 def _limits(assessment: Assessment) -> Iterator[str]:
     yield reader_label(assessment.reader)
     yield "The attacks' questions, the ordinary questions and the planted documents were written by script."
     yield f"The samples are small: read the intervals. If an interval contains {number(CHANCE)}, the AUC may be chance."
-    yield from notes(assessment)
+    yield from filter(None, [guard_note(assessment)])
     sample = assessment.sample
     if not sample.whole:
         yield "Only a part of the folder was indexed. In a larger collection each document is harder to find."
@@ -340,9 +306,5 @@ def mark_quotations(record: str, question: str, reply: str) -> list[tuple[str, b
             start, end = found[i].start(), found[i + size - 1].end()
             inside[start:end] = [True] * (end - start)
     grouped = groupby(zip(reply, inside, strict=True), key=lambda pair: pair[1])
-    return _trimmed([("".join(character for character, _ in run), copied) for copied, run in grouped])
-
-
-def _trimmed(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Shortens long parts in the middle."""
+    parts = [("".join(character for character, _ in run), is_copied) for is_copied, run in grouped]
     return [(shorten(text, SHOWN if is_copied else SHOWN // 3), is_copied) for text, is_copied in parts]

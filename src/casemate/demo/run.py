@@ -15,7 +15,7 @@ from rich.panel import Panel
 
 from casemate.app import open_app
 from casemate.demo.assessment import Assessment, PastedRecord, assess
-from casemate.demo.assessment_report import as_json, render_assessment, write_page
+from casemate.demo.assessment_report import as_json, render_assessment, shorten
 from casemate.demo.clinic import BENIGN_QUESTIONS, write_corpus
 from casemate.demo.poisoning import show_poisoning
 from casemate.demo.sample import Sample
@@ -27,6 +27,7 @@ from casemate.redteam.campaigns.own import OwnMembershipCampaign
 from casemate.redteam.campaigns.pipeline import campaign_lock
 from casemate.redteam.lab.datasets import Split, draw_split, read_documents
 from casemate.redteam.lab.results import CampaignResult
+from casemate.runtime.files import write_atomically
 from casemate.system import App
 from casemate.types import Query
 
@@ -85,7 +86,8 @@ async def run_demo(
         _show_probe(assessment.pasted, out)
         result = assessment.membership
         paths = campaign.write(result)
-        page = write_page(render_assessment(assessment), folder / REPORT)
+        page = folder / REPORT
+        write_atomically(page, render_assessment(assessment).encode("utf-8"))
     show(result, out)
     show_assessment(assessment, page)
     command = "casemate" if shutil.which("casemate") else sys.argv[0]
@@ -134,14 +136,11 @@ async def _show_question(app: App, question: str, out: Console) -> None:
 
 def _show_probe(pasted: PastedRecord, out: Console) -> None:
     """A probe, as seen by the attacker with guard off and on, and by the operator."""
+    question, off, on = (shorten(text, 420) for text in (pasted.question, pasted.off, pasted.on))
     story = (
         "[bold]An attacker pastes half of a record, and asks to continue it.[/bold] The reader is simulated: it obeys."
-        f"\n\n{escape(_short(pasted.question, 300))}\n\n[red]guard off, the reply:[/red] {escape(_short(pasted.off))}"
-        f"\n\n[green]guard on, the reply:[/green] {escape(_short(pasted.on))}\n\n[dim]the operator sees that these "
+        f"\n\n{escape(question)}\n\n[red]guard off, the reply:[/red] {escape(off)}"
+        f"\n\n[green]guard on, the reply:[/green] {escape(on)}\n\n[dim]the operator sees that these "
         f"documents were withheld: {escape(', '.join(pasted.hidden) or 'none')}[/dim]\n\n{OTHER_RECORD}"
     )
     out.print(Panel(story, title="a membership probe", title_align="left"))
-
-
-def _short(text: str, length: int = 420) -> str:
-    return text if len(text) <= length else f"{text[:length]} ..."

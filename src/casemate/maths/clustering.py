@@ -27,6 +27,7 @@ from casemate.types import Float64, Vector
 Labels: TypeAlias = npt.NDArray[np.int64]  # topic of each chunk, (n,), from 0; ``NOISE`` for chunks without a topic
 
 NOISE = -1
+DIMENSIONS = 50  # principal components that HDBSCAN uses
 MAX_CORE_NOISE, MAX_NOISE, MAX_TOPIC_SHARE = 0.85, 0.6, 0.5
 """Upper limits of a usable HDBSCAN result: noise (.86 to .93 on random vectors), noise after noise points have joined
 topics, and the largest topic's share of the other chunks.
@@ -47,14 +48,12 @@ class TopicSettings:
     Attributes:
         method: ``hdbscan`` (k-means where HDBSCAN finds no usable topics) or ``kmeans``.
         selection: Cluster selection of HDBSCAN: ``leaf`` (small clusters of similar size) or ``eom`` (excess of mass).
-        dimensions: Principal components that HDBSCAN uses, at least 2.
         membership: Minimum soft membership, in [0, 1], for a noise point to join a topic; 1: none joins.
         sample: Maximum number of chunks that HDBSCAN clusters.
     """
 
     method: Literal["hdbscan", "kmeans"] = "hdbscan"
     selection: Literal["leaf", "eom"] = "leaf"
-    dimensions: int = 50
     membership: float = 0.2
     sample: int = 5000
     seed: int = 7
@@ -66,9 +65,9 @@ class TopicSettings:
         ):
             if value not in known:
                 raise ConfigError(f"topics: {name} is {value!r}; known: {', '.join(known)}")
-        if self.dimensions < 2 or self.sample < MIN_CHUNKS or not 0 <= self.membership <= 1:
-            what = f"dimensions={self.dimensions}, sample={self.sample}, membership={self.membership}"
-            raise ConfigError(f"topics need dimensions >= 2, sample >= {MIN_CHUNKS}, membership in [0, 1]; got {what}")
+        if self.sample < MIN_CHUNKS or not 0 <= self.membership <= 1:
+            what = f"sample={self.sample}, membership={self.membership}"
+            raise ConfigError(f"topics need sample >= {MIN_CHUNKS} and membership in [0, 1]; got {what}")
 
 
 @dataclass(frozen=True)
@@ -230,7 +229,7 @@ def _hdbscan_topics(E: Vector, settings: TopicSettings) -> Topics | None:
     if len(E) > settings.sample:
         seen = np.sort(rng.choice(len(E), settings.sample, replace=False))
     part = E[seen]
-    X = principal_components(part, min(settings.dimensions, E.shape[1]))
+    X = principal_components(part, min(DIMENSIONS, E.shape[1]))
     least = max(5, min(50, round(0.005 * len(part))))
     for size in dict.fromkeys(max(5, least // divisor) for divisor in (1, 2, 4)):
         labels = _hdbscan(X, size, settings.selection)

@@ -142,8 +142,7 @@ class CanaryMonitor:
 
     def watched_set(self) -> WatchedSet:
         """The set with the baseline in force. Outdated canaries do not alert."""
-        watched = _watched_set(self.app, self.set, self.runner.tenant)
-        return replace(watched, external=self.runner.target is not self.app.target)
+        return _watched_set(self.app, self.set, self.runner.tenant)
 
     @property
     def limits(self) -> AlarmLimits:
@@ -216,23 +215,23 @@ def open_canary_monitor(app: App, tenant: str = DEFAULT_TENANT) -> CanaryMonitor
         DataError: If the canary file is missing or invalid.
         ConfigError: If a target, judge or channel cannot be built.
     """
-    section, rag = app.config.monitor, app.guard.rag
+    section = app.config.monitor
     judge = build("generator", section.judge, app.config.folder) if section.judge else None
     file = canary_file(app)
     canaries = read_canaries(file, k=app.config.rag.k, judge=judge is not None)
     baseline.watched_set(canaries)  # refuses invalid names before anything is asked
-    runner = CanaryRunner(
-        canaries.canaries,
-        open_target(app, section.target),
-        app.config.rag.k,
-        rag.embedder,
-        section.concurrency,
-        section.timeout_s,
-        tenant,
-        section.client,
-        judge,
+    runner = replace(
+        open_runner(app, open_target(app, section.target), tenant), canaries=canaries.canaries, judge=judge
     )
     return CanaryMonitor(app, file, canaries, runner, _channels(app))
+
+
+def open_runner(app: App, target: Target, tenant: str) -> CanaryRunner:
+    """Asks a target as configured for canaries; without canaries and judge."""
+    section, embedder = app.config.monitor, app.guard.rag.embedder
+    return CanaryRunner(
+        (), target, app.config.rag.k, embedder, section.concurrency, section.timeout_s, tenant, section.client
+    )
 
 
 def canary_file(app: App) -> Path:
@@ -409,14 +408,10 @@ def _fit_screener(
 
 def fit_screen(app: App, tenant: str, index: Index) -> Screen | None:
     """Fits the screening of new documents to a copy of a tenant's index; None if it is too small. Blocks."""
-    return _fit_screen(app, index, _watched(app.config, app.index, tenant, (), WATCHED_QUESTIONS), tenant)
-
-
-def _fit_screen(app: App, index: Index, watched: Mapping[str, str], tenant: str) -> Screen | None:
     if index.moments(tenant).n < MIN_DOCUMENTS:
         return None
-    embedder = app.guard.rag.embedder
-    reader = _gate_reader(app.guard, app.config)
+    watched = _watched(app.config, app.index, tenant, (), WATCHED_QUESTIONS)
+    embedder, reader = app.guard.rag.embedder, _gate_reader(app.guard, app.config)
     screener = _fit_screener(embedder, index, watched, tenant, app.config.rag.k, reader)
 
     def screen(documents: Sequence[Document]) -> int:
@@ -444,7 +439,7 @@ async def run_drill(
     ]
     attacks = {name: build("poisoner", spec, folder, parts) for name, spec in DRILL_ATTACKS.items()}
     async with guarded_copy(rag, app.config, tenant) as guard:
-        screen = await asyncio.to_thread(_fit_screen, app, guard.rag.index, questions, tenant)
+        screen = await asyncio.to_thread(fit_screen, app, tenant, guard.rag.index)
         drill = PoisoningDrill(guard, monitor.runner, screen, app.config.redteam.seed)
         return await drill.run(attacks, attacked, progress)
 

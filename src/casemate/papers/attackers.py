@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 
 from casemate.errors import DataError
-from casemate.papers import figures as drawing
-from casemate.papers.laboratory import ATTACKS, BARE, CORPUS, OURS, PAPER, K, Lab, Setting, digest, nfcorpus
+from casemate.papers.laboratory import ATTACKS, BARE, CORPUS, OURS, PAPER, K, Lab, Setting, nfcorpus
 from casemate.papers.published_numbers import FOUR, SYSTEMS, TABLE_4, TABLE_5, TABLE_9, TABLE_12, Numbers
 from casemate.papers.readers import BATCH, reader_note
-from casemate.papers.result import Cell, Result, Row, averaged, balanced_cells, distance, mean
+from casemate.papers.result import Cell, Panel, Result, Row, averaged, balanced_cells, distance, mean, write_figure
 from casemate.plugins import build
 from casemate.protocols import MembershipAttack, Steps, Target
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS
 from casemate.redteam.lab import judge
 from casemate.redteam.lab.datasets import Half
-from casemate.redteam.lab.experiment import Experiment, ExperimentPlan
+from casemate.redteam.lab.experiment import Experiment, ExperimentPlan, digest
 from casemate.redteam.lab.fitting import cross_fit
-from casemate.redteam.lab.results import AttackResult, Trial
-from casemate.redteam.reporting import charts
+from casemate.redteam.lab.results import Trial
 from casemate.reports.format import measured
+from casemate.reports.svg import GroupHistogram, score_histogram
 
 Found: TypeAlias = Mapping[tuple[str, str], tuple[Trial, ...]]
 """Finished trials by attack and system."""
@@ -124,36 +122,25 @@ async def figure3(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
             "distance": score_distance("IA", trials),
         }
         rows.append(Row("IA", f"{system}, here", cells))
-    path = drawing.write(setting.folder / "mirabel-figure3.html", "Scores of IA", _panels(found, lab.split.half))
+    path = write_figure(setting.folder / "mirabel-figure3.html", "Scores of IA", _panels(found))
     title = "Figure 3: scores of IA, means and Kolmogorov-Smirnov distance (Table 5)"
     remark = "A score is the share of right answers minus that of 'I don't know' (lambda 1), from -1 to 1."
     columns = ("members", "others", "distance")
     return Result(title, columns, tuple(rows), _differs(lab), (remark,), lab.facts, (path,))
 
 
-def _panels(found: Found, half: Mapping[str, Half]) -> list[drawing.Panel]:
+def _panels(found: Found) -> list[Panel]:
     """Unguarded system and both guards, on common histogram scales."""
-    scores = {system: [t.features[0] for t in found["IA", system]] for system in SYSTEMS_HERE}
-    every = np.concatenate(list(scores.values()))
-    edges = np.histogram_bin_edges(every, BINS)
-    sides = {}
-    for system, values in scores.items():
-        trials = found["IA", system]
-        figures = judge.membership_metrics(trials, half, guarded=system != BARE)
-        assert figures is not None
-        counts = {
-            name: np.histogram([v for v, t in zip(values, trials, strict=True) if t.member is kind], edges)[0]
-            for name, kind in (("members", True), ("nonmembers", False))
-        }
-        shape = {"edges": edges.tolist(), **{name: n.astype(float).tolist() for name, n in counts.items()}}
-        sides[system] = replace(figures, histogram=shape)
+    edges = np.histogram_bin_edges([t.features[0] for system in SYSTEMS_HERE for t in found["IA", system]], BINS)
+    shapes = {}
+    for system in SYSTEMS_HERE:
+        scores = ([t.features[0] for t in found["IA", system] if t.member is kind] for kind in (True, False))
+        members, others = (np.histogram(some, edges)[0] / len(some) for some in scores)
+        shapes[system] = GroupHistogram(edges.tolist(), members.tolist(), others.tolist())
     panels = []
     for place, system in enumerate(SYSTEMS_HERE):
-        result = AttackResult("IA", "", "", sides[BARE], sides[PAPER if system == BARE else system])
-        side = "off" if system == BARE else "on"
-        image = charts.histogram(result, side, f"f{place}")
-        assert image is not None
-        panels.append((system, image))
+        pair = {"off": shapes[BARE], "on": shapes[PAPER if system == BARE else system]}
+        panels.append((system, score_histogram("IA", pair, "off" if system == BARE else "on", f"f{place}")))
     return panels
 
 
@@ -205,7 +192,7 @@ async def run_attacks(lab: Lab, names: Sequence[str]) -> Found:
     attacks: dict[str, MembershipAttack] = {name: build("attack", ATTACKS[name]) for name in names}
     targets: dict[str, Target] = {BARE: bench.rag, **bench.guards(lab.calibrated)}
     facts = [bench.state, lab.calibrated.read_text(encoding="utf-8")]
-    plan = ExperimentPlan(seed=lab.setting.seed, k=K, label=digest(facts), concurrency=BATCH)
+    plan = ExperimentPlan(seed=lab.setting.seed, k=K, label=digest(*facts), concurrency=BATCH)
     experiment = Experiment(attacks, lab.split, targets, bench.ledger, lab.held, plan)
     with lab.steps("attacking", experiment.total) as count:
         trials = await experiment.run(count)

@@ -12,8 +12,7 @@ import numpy as np
 from casemate.guard.defenses.query_filter import QueryFilter
 from casemate.guard.guard import Guard
 from casemate.maths import metrics, stats
-from casemate.papers import figures
-from casemate.papers.laboratory import ATTACKS, CORPUS, OURS, PAPER, K, Lab, Setting, digest, nfcorpus
+from casemate.papers.laboratory import ATTACKS, CORPUS, OURS, PAPER, K, Lab, Setting, nfcorpus
 from casemate.papers.published_numbers import (
     FIVE,
     NORMALITY,
@@ -24,10 +23,11 @@ from casemate.papers.published_numbers import (
     TABLE_8_AGENT,
     Numbers,
 )
-from casemate.papers.result import Cell, Result, Row, balanced_cells, mean, share
+from casemate.papers.result import Cell, Panel, Result, Row, balanced_cells, mean, share, write_figure
 from casemate.plugins import build
 from casemate.protocols import MembershipAttack, Steps
 from casemate.redteam.campaigns.pipeline import SCRIPTED_ATTACKS
+from casemate.redteam.lab.experiment import digest
 from casemate.reports.format import number
 from casemate.reports.svg import step_chart
 from casemate.types import Float64, Query, Vector
@@ -169,7 +169,7 @@ async def figure1(setting: Setting, steps: Steps, opened: ExitStack) -> Result:
             rows.append(Row(kind[0], _of(kind), _similarity(S, best, line)))
             count(len(S))
     panels = [*_panels("all similarities", edges, every), *_panels("the largest of each", edges, largest, line)]
-    path = figures.write(setting.folder / "mirabel-figure1.html", "Similarities of questions to documents", panels)
+    path = write_figure(setting.folder / "mirabel-figure1.html", "Similarities of questions to documents", panels)
     said = (
         f"The line is at {number(line, 3)}, the threshold of Algorithm 1. Its mean and deviation are those of all "
         "similarities of all benign questions without the largest of each, as in the paper's figure. The guard uses "
@@ -210,9 +210,7 @@ def _of(kind: Kind) -> str:
     return "questions" if kind[0] == HARMLESS else "on members" if kind[1] else "on non-members"
 
 
-def _panels(
-    title: str, edges: Float64, shares: Mapping[Kind, Float64], line: float | None = None
-) -> Iterator[figures.Panel]:
+def _panels(title: str, edges: Float64, shares: Mapping[Kind, Float64], line: float | None = None) -> Iterator[Panel]:
     """Questions of each attack beside benign questions."""
     for attack in ATTACKS:
         kinds = {"members": (attack, True), "non-members": (attack, False), HARMLESS: (HARMLESS, False)}
@@ -229,7 +227,7 @@ async def asked(lab: Lab) -> list[Asked]:
         attack: MembershipAttack = build("attack", part)
         attack.study(texts)
         for document, member in lab.split.candidates:
-            rng = np.random.default_rng(int(digest([lab.setting.seed, name, document.source]), 16))
+            rng = np.random.default_rng(int(digest(lab.setting.seed, name, document.source), 16))
             questions = (await attack.prepare(document, rng)).questions
             if questions:
                 found.append(Asked(name, member, document.source, questions[int(rng.integers(len(questions)))]))

@@ -14,7 +14,7 @@ from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.guard import Guard
 from casemate.maths.recovery import rouge_l
 from casemate.papers import model_pair
-from casemate.papers.laboratory import BARE, Setting, digest
+from casemate.papers.laboratory import BARE, Setting
 from casemate.papers.model_pair import Pair
 from casemate.papers.published_numbers import FOUR, Numbers, printed_table
 from casemate.papers.result import Cell, Result, Row, balanced_cells, distance, share
@@ -22,6 +22,7 @@ from casemate.papers.synthetic_records import Record
 from casemate.protocols import Defense, Progress, Steps, Target
 from casemate.redteam.lab import judge
 from casemate.redteam.lab.datasets import Half
+from casemate.redteam.lab.experiment import digest
 from casemate.redteam.lab.fitting import cross_fit
 from casemate.redteam.lab.results import Trial
 from casemate.types import Query
@@ -154,7 +155,7 @@ class _Attacked:
         self.candidates += [(r, False) for r in self.ground.out]
         self.half: dict[str, Half] = {r.name: "AB"[i % 2] for i, (r, _) in enumerate(self.candidates)}  # type: ignore[misc]
         self._label = digest(
-            [self.ground.models, setting.seed, self.members, self.others, version("casemate"), K, LONGEST, YES, MASKS]
+            self.ground.models, setting.seed, self.members, self.others, version("casemate"), K, LONGEST, YES, MASKS
         )
 
     @property
@@ -165,7 +166,7 @@ class _Attacked:
 
     async def trials(self, system: str) -> dict[str, list[Trial]]:
         """Attacks every candidate with every attack."""
-        path = self.setting.folder / f"pair/{digest([self._label, system])}.json"
+        path = self.setting.folder / f"pair/{digest(self._label, system)}.json"
         if path.exists():
             held = json.loads(path.read_text(encoding="utf-8"))
             return {a: [Trial(c, m, tuple(f), q) for c, m, f, q in rows] for a, rows in held.items()}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -33,6 +32,7 @@ from casemate.rag.ingest import Ingest
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab import datasets
 from casemate.redteam.lab.datasets import IndexedSource, Split
+from casemate.redteam.lab.experiment import digest
 from casemate.redteam.lab.store import CampaignStore
 from casemate.runtime.blas_threads import single_blas_thread
 from casemate.runtime.cached_embedder import CachedEmbedder
@@ -128,7 +128,7 @@ class Bench:
         """File with the calibration for this index and these benign questions; created if missing."""
         settings = CalibrationSettings(k=k, seed=self.setting.seed)
         facts = [self._indexed, list(log), repr(settings)]
-        path = self.folder / f"calibration-{digest(facts)}.json"
+        path = self.folder / f"calibration-{digest(*facts)}.json"
         if not calibration.read_calibrations(path):
             defense = Mirabel(embedder=self.rag.embedder, index=self.rag.index)
             found = await calibrate(defense, self.rag, published_attacks(), log, settings, steps)
@@ -139,11 +139,11 @@ class Bench:
     def state(self) -> str:
         """Fingerprint of the index, of the program, and of the language model."""
         model = self.setting.reader
-        return digest([self._indexed, reader_name(model)]) if model else self._indexed
+        return digest(self._indexed, reader_name(model)) if model else self._indexed
 
     @property
     def _indexed(self) -> str:
-        return digest([self.rag.embedder.fingerprint, dict(self.rag.index.digests()), version("casemate")])
+        return digest(self.rag.embedder.fingerprint, dict(self.rag.index.digests()), version("casemate"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,10 +272,3 @@ def _judgements(path: Path) -> dict[str, dict[str, None]]:
         for question, document, _ in list(csv.reader(file, delimiter="\t"))[1:]:
             found.setdefault(question, {})[document] = None
         return found
-
-
-def digest(facts: Any) -> str:
-    """A short fingerprint."""
-    return hashlib.blake2b(
-        json.dumps(facts, sort_keys=True).encode("utf-8", "surrogatepass"), digest_size=16
-    ).hexdigest()

@@ -14,12 +14,16 @@ from casemate.maths import metrics, stats
 from casemate.maths.stats import Estimate
 from casemate.papers.published_numbers import FOUR, Printed
 from casemate.reports.format import number
+from casemate.reports.render import render
+from casemate.reports.svg import Drawing
 from casemate.types import Float64
 
 Cell: TypeAlias = Estimate | Printed
 DRAWS = 4000
 SEED = 0
 """Seed of the intervals: equal measurements have equal intervals."""
+Panel: TypeAlias = tuple[str, Drawing]
+"""Caption and image of a part of a figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,13 @@ def shown(cell: Cell | None) -> str:
     if isinstance(cell, Printed):
         return number(cell.value, 3) + (" *" if cell.odd else "")
     return f"{number(cell.value, 3)} [{number(cell.low)}, {number(cell.high)}]"
+
+
+def write_figure(path: Path, title: str, panels: Sequence[Panel]) -> Path:
+    """Writes a figure as a self-contained page without script; returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render("figures.html", title=title, panels=panels), encoding="utf-8")
+    return path
 
 
 class ClassificationMetrics(NamedTuple):

@@ -178,11 +178,6 @@ class Reindexing:
         """Size of the fine-tuned encoder: its adapter on disk, and the chunk vectors in memory."""
         return {"adapter": sum(map(len, self.adapter.values())) / 1e6, "vectors": self.tuned.nbytes / 1e6}
 
-    @property
-    def digest(self) -> str:
-        """Identifies the collection used for training."""
-        return hashlib.blake2b(self.keys.tobytes(), digest_size=16).hexdigest()
-
     def _positions(self, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Positions of chunks in ``keys``, (n,), and whether each is there."""
         if not len(self.keys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -27,8 +27,20 @@ class CachedEmbedder(EmbedderProxy):
         self._vectors: OrderedDict[bytes, Vector] = OrderedDict()
         self._lock = threading.Lock()
 
+    def keep(self, texts: Sequence[str], vectors: Vector) -> None:
+        """Adds vectors, (n, dim), that this embedder made before."""
+        self._store(dict(zip(map(_key, texts), vectors, strict=True)))
+
+    def _store(self, vectors: Mapping[bytes, Vector]) -> None:
+        with self._lock:
+            for key, vector in vectors.items():
+                self._vectors[key] = vector
+                self._vectors.move_to_end(key)
+            while len(self._vectors) > self._capacity:
+                self._vectors.popitem(last=False)
+
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
-        keys = [hashlib.blake2b(t.encode("utf-8", "surrogatepass"), digest_size=16).digest() for t in texts]
+        keys = list(map(_key, texts))
         with self._lock:
             found = {key: self._vectors[key] for key in keys if key in self._vectors}
         new = {key: text for key, text in zip(keys, texts, strict=True) if key not in found}
@@ -37,11 +49,11 @@ class CachedEmbedder(EmbedderProxy):
         with self._lock:
             self.calls += len(new)
             self.hits += len(texts) - len(new)
-            for key in keys:
-                self._vectors[key] = found[key]
-                self._vectors.move_to_end(key)
-            while len(self._vectors) > self._capacity:
-                self._vectors.popitem(last=False)
+        self._store({key: found[key] for key in keys})
         if progress is not None and (cached := len(texts) - len(new)) >= bool(new):
             progress(cached)
         return np.stack([found[key] for key in keys]) if keys else np.empty((0, self.dim), np.float32)
+
+
+def _key(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -17,13 +17,13 @@ from typing import Any
 from casemate.gateway.dashboard.page import Page, PageRequest
 from casemate.gateway.dashboard.table import Column, Table
 from casemate.gateway.dashboard.time_range import by_bin
-from casemate.gateway.dashboard.topics import TOPICS, TopicMap, TopicMapCache
+from casemate.gateway.dashboard.topics import TopicMap, TopicMapCache
 from casemate.guard.client_state.crawl_evidence import KIND, SHORTENED, id_of, is_chunk
 from casemate.guard.client_state.feed import RESET
 from casemate.guard.defenses.crawl_limit import CrawlLimit
 from casemate.reports.format import plural
-from casemate.reports.svg import Drawing, FramedChart, request_bars, topic_map
-from casemate.types import Event
+from casemate.reports.svg import Drawing, FramedChart, request_bars
+from casemate.types import Document, Event
 
 MAX_EVENTS = 20_000
 """Events that are read, the newest."""
@@ -156,15 +156,11 @@ def _trend(request: PageRequest, new: list[tuple[datetime, int]]) -> FramedChart
 
 def _map(request: PageRequest, found: TopicMap, words: Mapping[str, int], tenant: str) -> Drawing:
     """The map of topics with a ring around each disclosed chunk; its area grows with the disclosed words."""
-    rings = [
-        (
-            i,
-            min(4.0 + math.sqrt(words[d.id]), 14.0),
-            f"{d.source}: {plural(words[d.id], 'word')} disclosed",
-            request.url("documents", tenant=tenant),
-        )
-        for i, d in enumerate(found.documents)
-        if words.get(d.id)
-    ]
-    names = [f"{i} {name.partition(',')[0]}".strip() for i, name in enumerate(found.names[:TOPICS], 1)]
-    return topic_map(found.points, found.labels.tolist(), rings, names)
+
+    def ring(d: Document) -> tuple[float, str, str] | None:
+        if not (count := words.get(d.id)):
+            return None
+        title = f"{d.source}: {plural(count, 'word')} disclosed"
+        return min(4.0 + math.sqrt(count), 14.0), title, request.url("documents", tenant=tenant)
+
+    return found.draw(ring)

@@ -20,13 +20,12 @@ from casemate.gateway.dashboard.table import Column
 from casemate.gateway.dashboard.time_range import TimeRange
 from casemate.guard.generation_costs import format_live_costs
 from casemate.redteam.lab.results import CampaignResult, Crawl, ExtractionResult, load_result
-from casemate.redteam.reporting.charts import lowest_auc, roc, track
+from casemate.redteam.reporting.charts import roc
 from casemate.redteam.reporting.files import CRAWL, NAMES, REPORT, TARGETS
-from casemate.redteam.reporting.html import describe_comparison, is_crawl, requirements
+from casemate.redteam.reporting.html import describe_comparison, is_crawl, overview, requirements
 from casemate.redteam.reporting.text import (
     describe_crawl,
     describe_extracted,
-    guard_effect,
     headline,
     reported_checks,
 )
@@ -149,16 +148,10 @@ def _summary(campaign: CampaignResult) -> dict[str, Any]:
 
 
 def _campaign(request: PageRequest, campaign: CampaignResult, report_url: str) -> dict[str, Any]:
-    low = lowest_auc(campaign.attacks)
     measured = [a for a in campaign.attacks if a.off or a.on]
     rows = [
-        {
-            "result": a,
-            "track": track(a, low, f"k{i}") if a.off or a.on else None,
-            "note": guard_effect(a) if a.off or a.on else f"No figures: {a.error or 'it was not run'}",
-            "url": _sessions_url(report_url, a.name),
-        }
-        for i, a in enumerate(campaign.attacks)
+        shown | {"result": a, "url": _sessions_url(report_url, a.name)}
+        for a, shown in zip(campaign.attacks, overview(campaign.attacks), strict=True)
     ]
     return _summary(campaign) | {
         "not_tested": campaign.not_tested,

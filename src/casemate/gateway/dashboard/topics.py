@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,6 +61,12 @@ class TopicMap:
     labels: Labels
     names: Sequence[str]
     method: str
+
+    def draw(self, ring: Callable[[Document], tuple[float, str, str] | None]) -> Drawing:
+        """Draws the map, with a ring around each chunk for which ``ring`` returns radius, title and address."""
+        found = ((i, ring(d)) for i, d in enumerate(self.documents))
+        names = [f"{i} {name.partition(',')[0]}".strip() for i, name in enumerate(self.names, 1)]
+        return topic_map(self.points, self.labels.tolist(), [(i, *one) for i, one in found if one], names)
 
 
 class TopicMapCache:
@@ -176,30 +182,21 @@ def topics(request: PageRequest) -> Page:
     if found is not None:
         verdicts = request.verdicts([tenant])
         hits, withheld = Counter(chunk for v in verdicts if v.flagged for chunk in v.hidden), withheld_phrase(verdicts)
+
+        def ring(d: Document) -> tuple[float, str, str] | None:
+            url = request.url("verdicts", document=d.id, tenant=tenant, asker="all")
+            times = f"{d.source}: {withheld}, {plural(hits[d.id], 'time')}"
+            return (min(6.0 + hits[d.id], 14.0), times, url) if hits[d.id] else None
+
         columns = (
             Column("Topic", lambda row: row["topic"], "topic"),
             Column("Share of chunks", lambda row: row["share"], "share", True),
             Column(withheld.capitalize(), lambda row: row["withheld"], "withheld", True),
         )
         context["withheld"] = withheld
-        context["image"] = _drawing(request, found, hits, withheld, tenant)
+        context["image"] = found.draw(ring)
         context["listing"] = request.table("Topics", columns, _rows(request, found, hits, tenant), order="topic")
     return Page("topics.html", context)
-
-
-def _drawing(request: PageRequest, found: TopicMap, hits: Counter[str], withheld: str, tenant: str) -> Drawing:
-    rings = [
-        (
-            i,
-            min(6.0 + hits[d.id], 14.0),
-            f"{d.source}: {withheld}, {plural(hits[d.id], 'time')}",
-            request.url("verdicts", document=d.id, tenant=tenant, asker="all"),
-        )
-        for i, d in enumerate(found.documents)
-        if hits[d.id]
-    ]
-    names = [f"{i} {name.partition(',')[0]}".strip() for i, name in enumerate(found.names, 1)]
-    return topic_map(found.points, found.labels.tolist(), rings, names)
 
 
 def _rows(request: PageRequest, found: TopicMap, hits: Counter[str], tenant: str) -> list[dict[str, Any]]:

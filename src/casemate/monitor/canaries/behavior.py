@@ -55,13 +55,11 @@ class BehaviorCase(NamedTuple):
     """A question and its answer, to be checked.
 
     Attributes:
-        topic: The topic of an ``explain_`` check, in words.
-        embedder: Compares answer and topic; None: by words alone.
+        embedder: Compares the answer with the topic of an ``explain_`` check; None: by words alone.
     """
 
     question: str
     answer: str
-    topic: str = ""
     embedder: Embedder | None = None
 
 
@@ -77,7 +75,7 @@ def behavior_violation(behavior: str, case: BehaviorCase) -> str:
     """Why an answer fails a named check; empty if it passes."""
     if behavior in BEHAVIOR_CHECKS:
         return BEHAVIOR_CHECKS[behavior](case)
-    return _explain(case._replace(topic=_topic_words(behavior.removeprefix(EXPLAIN))))
+    return _explain(case, _topic_words(behavior.removeprefix(EXPLAIN)))
 
 
 async def judge_behavior(behavior: str, case: BehaviorCase, judge: Generator) -> bool:
@@ -123,18 +121,18 @@ def _refuse(case: BehaviorCase) -> str:
     return "" if is_refusal(case.answer) else "the answer is no refusal"
 
 
-def _explain(case: BehaviorCase) -> str:
+def _explain(case: BehaviorCase, topic: str) -> str:
     if violation := _answer(case):
         return violation
-    wanted, present = content_words(case.topic), content_words(case.answer)
+    wanted, present = content_words(topic), content_words(case.answer)
     share = len(wanted & present) / len(wanted)
     if share >= TOPIC_WORD_SHARE:
         return ""
     least = percent(TOPIC_WORD_SHARE)
-    found = f"the answer has {percent(share)} of the words of the topic {case.topic!r} (minimum {least})"
+    found = f"the answer has {percent(share)} of the words of the topic {topic!r} (minimum {least})"
     if case.embedder is None:
         return found
-    one, other = case.embedder.embed([case.topic, case.answer])
+    one, other = case.embedder.embed([topic, case.answer])
     cosine = float(one @ other)
     return "" if cosine >= TOPIC_COSINE else f"{found}, and its cosine with it is {cosine:.2f} (minimum {TOPIC_COSINE})"
 

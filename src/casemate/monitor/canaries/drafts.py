@@ -139,7 +139,11 @@ class CanaryDrafter:
         asked = dict.fromkeys((tuple(some), named) for some, named in tried if len(some) > (not named))
         for some, named in asked:
             about = join_words(_in_reading_order(some, document.content))
-            form = f'What does "{named}" say about {{}}?' if named else self._draw(SENTINEL_TEMPLATES)
+            form = (
+                f'What does "{named}" say about {{}}?'
+                if named
+                else SENTINEL_TEMPLATES[int(self.rng.integers(len(SENTINEL_TEMPLATES)))]
+            )
             yield {"query": form.format(about), "expected_documents": (document.id,), "max_rank": 1}
 
     def _facts(self, document: Document, is_detailed: bool) -> list[FactQuestion]:
@@ -149,11 +153,12 @@ class CanaryDrafter:
         found.sort(key=lambda one: -self._weight([one.query]))
         named = _quotable_title(document)
         for sentence in parts:
-            rarest = self._rarest(noun_phrases(sentence))
+            phrases = sorted(noun_phrases(sentence), key=lambda phrase: -self._weight([phrase]))
+            rarest = _without_overlap(phrases)
             beside = _beside(named, rarest)[: 4 if is_detailed else 2]
-            for phrases in dict.fromkeys((tuple(beside), tuple(rarest[:4]))):
-                if len(phrases) > (not named):
-                    found += connected_questions(sentence, named, _in_reading_order(phrases, sentence))
+            for some in dict.fromkeys((tuple(beside), tuple(rarest[:4]))):
+                if len(some) > (not named):
+                    found += connected_questions(sentence, named, _in_reading_order(some, sentence))
         return found[:FACTS_PER_DOCUMENT]
 
     def _trigger(self, question: str) -> dict[str, Any]:
@@ -196,16 +201,9 @@ class CanaryDrafter:
         weights = {t: self._weight([t]) * (1 + math.log(max(counts[stem(w)] for w in words(t)) or 1)) for t in found}
         return _without_overlap(sorted(found, key=lambda t: -weights[t]))
 
-    def _rarest(self, phrases: Sequence[str]) -> list[str]:
-        """Phrases without those that share a word with a rarer one, the rarest first."""
-        return _without_overlap(sorted(phrases, key=lambda phrase: -self._weight([phrase])))
-
     def _weight(self, found: Sequence[str]) -> float:
         """Summed rarity of the words of some terms."""
         return sum(self.genre.rarity(w) for term in found for w in words(term) if w not in STOP_WORDS)
-
-    def _draw(self, forms: Sequence[str]) -> str:
-        return forms[int(self.rng.integers(len(forms)))]
 
 
 def sample_names(documents: Sequence[Document], genre: ReferenceCorpus, rng: np.random.Generator) -> list[str]:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import yaml
 
-from casemate.errors import ConfigError, DataError
+from casemate.errors import DataError
 from casemate.maths.clustering import NOISE
 from casemate.monitor.canaries.ambiguity import Ambiguity
 from casemate.monitor.canaries.canary import Canary, CanarySet, unsupported_expectations
@@ -42,10 +42,10 @@ from casemate.monitor.canaries.drafts import (
     sample_names,
 )
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
-from casemate.monitor.canaries.run import DEFAULT_CLIENT, CanaryRunner
-from casemate.protocols import TARGET_DETAILS, Embedder, Index, Target
+from casemate.monitor.canaries.run import CanaryRunner
+from casemate.protocols import TARGET_DETAILS, Embedder, Index
 from casemate.reports.format import percent
-from casemate.types import DEFAULT_TENANT, MAX_K, Document, Vector
+from casemate.types import MAX_K, Document, Vector
 
 SHARES: Mapping[str, float] = {SENTINEL: 0.4, FACT: 0.3, TRIGGER: 0.16, REFUSAL: 0.1, INJECTION: 0.04}
 """Share of each kind in the set."""
@@ -70,25 +70,12 @@ class SuggestionSettings:
     Attributes:
         count: Number of canaries, at least 1.
         questions: Questions of clients, to measure how many the set covers. They do not enter the set.
-        client: See ``CanaryRunner``.
-
-    Raises:
-        ConfigError: If ``count`` or ``k`` is out of range.
     """
 
     count: int = 50
-    k: int = 5
-    tenant: str = DEFAULT_TENANT
     seed: int = 7
     questions: Sequence[str] = ()
-    client: str = DEFAULT_CLIENT
-    concurrency: int = 8
-    timeout_s: float = 30.0
     name: str = "canaries"
-
-    def __post_init__(self) -> None:
-        if self.count < 1 or not 1 <= self.k <= MAX_K:
-            raise ConfigError(f"count={self.count}, k={self.k}: count must be at least 1, and k between 1 and {MAX_K}")
 
 
 class DroppedDraft(NamedTuple):
@@ -123,18 +110,15 @@ class CanarySuggestion:
 
 
 async def suggest_canaries(
-    index: Index, embedder: Embedder, target: Target | None = None, settings: SuggestionSettings | None = None
+    index: Index, embedder: Embedder, runner: CanaryRunner, settings: SuggestionSettings
 ) -> CanarySuggestion:
-    """Drafts canaries, and keeps those that the target passes: as many as set, or fewer. Nothing is logged.
-
-    Without a target only retrieval is tested, and all canaries are sentinels.
+    """Drafts canaries, and keeps those that the runner's target passes: as many as set, or fewer. Nothing is logged.
 
     Raises:
         DataError: If the tenant has no documents, or no draft passes, for example because the target does not answer.
     """
-    settings = settings or SuggestionSettings()
-    corpus = await asyncio.to_thread(RegionMap.of, index, settings.tenant, settings.seed)
-    trial = _DraftTrial(index, embedder, target, settings, corpus)
+    corpus = await asyncio.to_thread(RegionMap.of, index, runner.tenant, settings.seed)
+    trial = _DraftTrial(index, embedder, runner, settings, corpus)
     kept = await trial.run()
     if not kept:
         why = Counter(d.reason for d in trial.dropped).most_common(1)
@@ -163,7 +147,7 @@ class _DraftTrial:
 
     index: Index
     embedder: Embedder
-    target: Target | None
+    runner: CanaryRunner
     settings: SuggestionSettings
     corpus: RegionMap
     dropped: list[DroppedDraft] = field(default_factory=list)
@@ -172,9 +156,7 @@ class _DraftTrial:
     _spare_regions: Iterator[int] = field(default_factory=lambda: iter(()))
 
     def __post_init__(self) -> None:
-        self._tells: Collection[str] = TARGET_DETAILS
-        if self.target is not None:
-            self._tells = getattr(self.target, "tells", TARGET_DETAILS)
+        self._tells: Collection[str] = getattr(self.runner.target, "tells", TARGET_DETAILS)
         rng = np.random.default_rng(self.settings.seed)
         names = sample_names(self.corpus.documents, self.corpus.genre, rng)
         self._drafter = CanaryDrafter(self.corpus.genre, rng, names)
@@ -191,7 +173,7 @@ class _DraftTrial:
                 break
             drafts = await asyncio.to_thread(self._next_drafts, open_)
             for i, draft, result in await self._test_answers(drafts, number):
-                if result is None or result.status is CanaryStatus.PASS:
+                if result.status is CanaryStatus.PASS:
                     filled[i] = draft
                     continue
                 self._used.discard(draft.document)
@@ -213,17 +195,17 @@ class _DraftTrial:
             self.index,
             self.embedder,
             {canary.id: canary.query for canary, draft in kept if draft.document},
-            k=self.settings.k,
-            tenant=self.settings.tenant,
+            k=self.runner.k,
+            tenant=self.runner.tenant,
             questions=self.settings.questions,
             seed=self.settings.seed,
         )
 
     def _vacancies(self) -> list[_Vacancy]:
         """Vacancies of the set: regions in turn, largest first, and kinds spread evenly over them."""
-        shares = SHARES if self.target is not None else {SENTINEL: 1.0}
+        shares = dict(SHARES)
         if not {"ids", "scores"} <= set(self._tells):
-            shares = {kind: share for kind, share in shares.items() if kind != SENTINEL}
+            del shares[SENTINEL]
         counts = allocate(self.settings.count, shares)
         order = np.argsort(-self.corpus.sizes, kind="stable").tolist()
         kinds_in_turn = _interleave({k: n for k, n in counts.items() if k not in (REFUSAL, INJECTION)})
@@ -232,8 +214,7 @@ class _DraftTrial:
         for position, kind in enumerate(kinds_in_turn):
             region = order[position % len(order)]
             fallback = FACT if kind != FACT or SENTINEL not in shares else SENTINEL
-            kinds = [kind, fallback] if self.target is not None else [kind]
-            found.append(_Vacancy(kind, region, self._drafts_of(kinds, region)))
+            found.append(_Vacancy(kind, region, self._drafts_of([kind, fallback], region)))
         unanswerable = [k for k in (REFUSAL, INJECTION) for _ in range(counts.get(k, 0))]
         drafts = {k: self._drafter.unanswerable(k) for k in (REFUSAL, INJECTION)}
         return found + [_Vacancy(k, NOISE, drafts[k]) for k in unanswerable]
@@ -296,8 +277,8 @@ class _DraftTrial:
     def _with_margin(self, draft: CanaryDraft, vector: Vector) -> CanaryDraft | str:
         if not draft.document:
             return draft
-        k = 1 if draft.kind == SENTINEL else self.settings.k
-        hits = self.index.search(vector, k + 1, self.settings.tenant).hits
+        k = 1 if draft.kind == SENTINEL else self.runner.k
+        hits = self.index.search(vector, k + 1, self.runner.tenant).hits
         score = next((h.score for h in hits[:k] if h.document.id == draft.document), None)
         if score is None:
             return "other documents rank before its own"
@@ -313,18 +294,15 @@ class _DraftTrial:
 
     async def _test_answers(
         self, drafts: Mapping[int, CanaryDraft], number: int
-    ) -> list[tuple[int, CanaryDraft, CanaryResult | None]]:
-        """The worst result of each draft over several context sizes; None if there is no target."""
-        if self.target is None:
-            return [(i, draft, None) for i, draft in drafts.items()]
-        settings, k = self.settings, self.settings.k
+    ) -> list[tuple[int, CanaryDraft, CanaryResult]]:
+        """The worst result of each draft over several context sizes."""
+        k = self.runner.k
         strict = {i: _stricter(Canary(id=f"draft-{number}-{i}", **draft.fields)) for i, draft in drafts.items()}
         sizes = [k, max(k // 2, 1), min(2 * k, MAX_K)]  # simulates a corpus that shrinks or grows
         for canary, size in product(strict.values(), sizes):
             if errors := unsupported_expectations(canary, k=size, tells=self._tells):
                 raise DataError(f"this target cannot be monitored with these canaries: {errors[0]}")
-        limits = settings.concurrency, settings.timeout_s, settings.tenant, settings.client
-        runner = CanaryRunner(tuple(strict.values()), self.target, k, self.embedder, *limits)
+        runner = replace(self.runner, canaries=tuple(strict.values()))
         found = await run_with_contexts(runner, sizes, f"suggest-{number}")
         if found and all(result.status is CanaryStatus.ERROR for result in found.values()):
             why = next(iter(found.values())).error

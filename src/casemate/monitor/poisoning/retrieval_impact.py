@@ -25,14 +25,10 @@ NO_SCORE = -1.0
 class ContextEntry(NamedTuple):
     """A question, by its index, whose context a document enters.
 
-    Attributes:
-        rank: From 1.
-        lift: Cosine minus that of the best document so far; above 0 if the document ranks first.
+    ``lift`` is the cosine minus that of the best document so far; above 0 if the document ranks first.
     """
 
     question: int
-    rank: int
-    score: float
     lift: float
 
 
@@ -68,40 +64,26 @@ class QuestionScores:
         """
         return cls(tuple(questions), vectors, best_scores(index, vectors, k, tenant, without))
 
-    def entries(self, vector: Vector, source: str = "") -> list[ContextEntry]:
-        """Questions whose context a document, (dim,), would enter, highest lift first. A tie enters."""
-        return self.impact(vector[None], [source])[1][0]
-
     def impact(self, vectors: Vector, sources: Sequence[str] = ()) -> tuple[Vector, list[list[ContextEntry]]]:
         """For n documents, (n, dim), the highest lift over all questions, (n,), and the contexts that each enters.
 
         The entries have the highest lift first; a tie enters. Without sources, these are unknown.
         """
-        scores = self._scores(vectors, sources)  # (n, m)
-        lifts: Vector = (scores - self.best[:, 0]).max(axis=1)
-        return lifts, [self._entries(row) for row in scores]
-
-    def _entries(self, scores: Vector) -> list[ContextEntry]:
+        scores = vectors @ self.vectors.T  # (n, m)
+        if self.origins is not None and len(sources):
+            own = (self.origins == np.array(sources, object)[:, None]) & (self.origins != "")
+            scores = np.where(own, np.float32(2 * NO_SCORE), scores)  # below any other
+        lifts, enters = scores - self.best[:, 0], scores >= self.best[:, -1]
         found = [
-            ContextEntry(
-                i, 1 + int((self.best[i] > scores[i]).sum()), float(scores[i]), float(scores[i] - self.best[i, 0])
-            )
-            for i in np.flatnonzero(scores >= self.best[:, -1]).tolist()
+            [ContextEntry(i, float(row[i])) for i in np.flatnonzero(entered).tolist()]
+            for row, entered in zip(lifts, enters, strict=True)
         ]
-        return sorted(found, key=lambda e: -e.lift)
+        return lifts.max(axis=1), [sorted(entries, key=lambda e: -e.lift) for entries in found]
 
     def margins(self, vectors: Vector) -> Vector:
         """Score of each document, (n, dim), minus that of the last one in each context, (n, m); 0 or more enters."""
         above: Vector = vectors @ self.vectors.T - self.best[:, -1]
         return above
-
-    def _scores(self, vectors: Vector, sources: Sequence[str]) -> Vector:
-        """Cosines of documents and questions, (n, m); below any other for a document's own questions."""
-        scores: Vector = vectors @ self.vectors.T
-        if self.origins is not None and len(sources):
-            own = (self.origins == np.array(sources, object)[:, None]) & (self.origins != "")
-            scores = np.where(own, np.float32(2 * NO_SCORE), scores)
-        return scores
 
     def admit(self, vectors: Vector) -> None:
         """Updates the scores after documents, (n, dim), were indexed."""

@@ -96,18 +96,13 @@ class ScreeningResult:
         score: The largest surprise: 2 is one benign document in a hundred, 3 one in a thousand.
         p_value: Share of benign documents with at least this score.
         reasons: One sentence per signal above its threshold, most surprising first.
-        entered: Questions whose contexts it enters, highest lift first; at most ``MAX_SHOWN``.
         companions: Ids of its near-duplicates among recent documents, if these are a reason; some may be indexed.
-        entries: Number of contexts that it enters.
     """
 
     document: Document
     score: float
     p_value: float
     reasons: tuple[str, ...]
-    surprises: Mapping[str, float]
-    entered: tuple[ContextEntry, ...] = ()
-    entries: int = 0
     companions: tuple[str, ...] = ()
 
     @property
@@ -346,16 +341,13 @@ class PoisonScreener:
         return sorted((n for n in surprises if surprises[n] > self.thresholds[n]), key=lambda n: -surprises[n])
 
     def _result(self, document: Document, signals: _Signals, above: Sequence[str]) -> ScreeningResult:
-        surprises, entered = self._surprises(signals), signals.entered
+        score = max(self._surprises(signals).values())
         limit = self.thresholds["block"] if "block" in above else math.inf
         return ScreeningResult(
             document,
-            (score := max(surprises.values())),
+            score,
             min(1.0, 10 ** -self._scores.surprise(score)),
             tuple(_reason(name, signals.values[name], document) for name in above),
-            surprises,
-            tuple(entered[:MAX_SHOWN]),
-            len(entered),
             tuple(
                 name for nearer, name in signals.companions if self._block_surprise(nearer, signals.compared) > limit
             ),

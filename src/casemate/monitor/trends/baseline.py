@@ -25,7 +25,6 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from casemate.errors import DataError
-from casemate.maths.stats import Estimate, proportion
 from casemate.monitor.canaries.canary import Canary, CanarySet
 from casemate.monitor.canaries.results import (
     CanaryResult,
@@ -85,11 +84,6 @@ class CanaryBaseline:
     def flakes(self) -> FlakeCounts:
         """Counts for the sequential tests."""
         return FlakeCounts(self.asked, self.failed, *self.lasting)
-
-    @property
-    def flake_rate(self) -> Estimate:
-        """Share of failed runs, with its 95 % interval."""
-        return proportion(self.failed, self.asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +211,11 @@ def unchanged_canaries(old: Baseline, new: Baseline) -> int:
 
 def record_source_updates(store: EventStore, tenant: str, sources: Collection[str], at: datetime) -> None:
     """Records that the operator changed or removed sources."""
-    names = sorted(sources)
-    batches = [names[i : i + SOURCES_PER_EVENT] for i in range(0, len(names), SOURCES_PER_EVENT)]
-    append_durably(store, [_update_event(tenant, batch, at) for batch in batches], "the monitor's events")
+    names, events = sorted(sources), []
+    for batch in (names[i : i + SOURCES_PER_EVENT] for i in range(0, len(names), SOURCES_PER_EVENT)):
+        id_ = f"{UPDATE_KIND}:{_digest(tenant, *batch)}:{at.timestamp():.6f}"
+        events.append(Event(id_, at, UPDATE_KIND, {"tenant": tenant, "sources": batch}))
+    append_durably(store, events, "the monitor's events")
 
 
 def record_if_changed(store: EventStore, index: Index, tenant: str, new: Mapping[str, str]) -> None:
@@ -302,11 +298,6 @@ def watched_set(
             )
         )
     return WatchedSet(canaries.name, tuple(found), interval_s)
-
-
-def _update_event(tenant: str, sources: Sequence[str], at: datetime) -> Event:
-    name = f"{UPDATE_KIND}:{_digest(tenant, *sources)}:{at.timestamp():.6f}"
-    return Event(name, at, UPDATE_KIND, {"tenant": tenant, "sources": list(sources)})
 
 
 def _measure(canary: Canary, judged: Sequence[CanaryResult], digests: Mapping[str, str], errors: int) -> CanaryBaseline:

@@ -29,7 +29,7 @@ MIN_POOLED = 3
 """Canaries from which on the pooled test says more than the tests of single canaries."""
 REPEAT_FAILURE_RATE = 0.1
 """Failure rate of immediate repetitions after a chance failure, whose cause may last some seconds. It is used where it
-exceeds the flake rate and the measured ``AfterFailure.repeat_bound``.
+exceeds the flake rate and the measured ``FlakeCounts.repeat_bound``.
 """
 ERRORS_IN_A_ROW = 3
 """Consecutive runs without an answer after which the target is unreachable, or a canary blind."""
@@ -232,7 +232,10 @@ def analyze_run(
     """
     by_id = watched.by_id
     verdicts = _verdicts(results, by_id)
-    canaries = {i: _with_baseline(state.canaries.get(i), by_id[i].flakes) for i in by_id}
+    canaries = {
+        i: cusum if (cusum := state.canaries.get(i)) and cusum.flakes == c.flakes else CanaryCusum(c.flakes)
+        for i, c in by_id.items()
+    }
     before = {i: c.alarmed for i, c in canaries.items()}
     unanswered = _unanswered_runs(state, verdicts, len(by_id))
     baselines = tuple(c.flakes for c in watched.canaries)
@@ -291,11 +294,6 @@ def _verdicts(results: Sequence[CanaryResult], ids: Collection[str]) -> dict[str
             if result.status is not CanaryStatus.ERROR:
                 passed.append(result.status is CanaryStatus.PASS)
     return found
-
-
-def _with_baseline(cusum: CanaryCusum | None, flakes: FlakeCounts) -> CanaryCusum:
-    """The state if it uses this baseline, else a new one."""
-    return cusum if cusum and cusum.flakes == flakes else CanaryCusum(flakes)
 
 
 def _update_canary(

@@ -86,6 +86,16 @@ class FlakeCounts(NamedTuple):
         """
         return self.failed > self.next_asked and any((self.next_asked, self.repeats))
 
+    @property
+    def next_bound(self) -> float:
+        """Bound on the rate at which the run after a failed one fails; 0 if no failure lasted until then."""
+        return _lasting_bound(self.next_failed, self.next_asked)
+
+    @property
+    def repeat_bound(self) -> float:
+        """Bound on the rate at which a repetition fails; 0 if none failed."""
+        return _lasting_bound(self.repeats_failed, self.repeats)
+
 
 @lru_cache(maxsize=4096)
 def flake_rate_bound(flakes: FlakeCounts) -> float:
@@ -171,28 +181,9 @@ def _log_marginal(a: float, b: float, asked: int, failed: int) -> float:
     return log_beta(a + failed, b + asked - failed) - log_beta(a, b)
 
 
-class AfterFailure(NamedTuple):
-    """Answers after a failed one, counted as in ``FlakeCounts``; they fail if its cause, such as a cache, lasts."""
-
-    next_asked: int
-    next_failed: int
-    repeats: int
-    repeats_failed: int
-
-    @property
-    def next_bound(self) -> float:
-        """Bound on the rate at which the run after a failed one fails; 0 if no failure lasted until then."""
-        return _lasting_bound(self.next_failed, self.next_asked)
-
-    @property
-    def repeat_bound(self) -> float:
-        """Bound on the rate at which a repetition fails; 0 if none failed."""
-        return _lasting_bound(self.repeats_failed, self.repeats)
-
-
 @lru_cache(maxsize=256)
-def answers_after_failures(flakes: tuple[FlakeCounts, ...]) -> AfterFailure:
-    """The answers after failures in the baselines of all canaries together.
+def answers_after_failures(flakes: tuple[FlakeCounts, ...]) -> FlakeCounts:
+    """The counts of all canaries together; those after failures say how long the cause of a failure lasts.
 
     Canaries that never passed are left out: nothing shows that their failures end. All others count, also those that
     failed in most runs. Without them the longest failures would be missing, and the rates too low. Repetitions and next
@@ -200,10 +191,10 @@ def answers_after_failures(flakes: tuple[FlakeCounts, ...]) -> AfterFailure:
 
     >>> found = answers_after_failures((FlakeCounts(20, 9, 8, 7, 9, 0), FlakeCounts(20, 20, 19, 19, 20, 20)))
     >>> found, round(found.next_bound, 3), found.repeat_bound
-    (AfterFailure(next_asked=8, next_failed=7, repeats=9, repeats_failed=0), 0.997, 0.0)
+    (FlakeCounts(asked=20, failed=9, next_asked=8, next_failed=7, repeats=9, repeats_failed=0), 0.997, 0.0)
     """
-    rows = [f[2:] for f in flakes if f.failed < f.asked]
-    return AfterFailure(*(sum(row[i] for row in rows) for i in range(4)))
+    rows = [f for f in flakes if f.failed < f.asked]
+    return FlakeCounts(*map(sum, zip(*rows, strict=True)))
 
 
 @lru_cache(maxsize=4096)

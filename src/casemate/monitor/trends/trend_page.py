@@ -83,7 +83,6 @@ class TrendSource:
 
     Attributes:
         canaries: The canaries by id; those that are missing have the score of the first document.
-        key: Prefix of the ids on the page.
         links: Address and title of each run; empty: none.
     """
 
@@ -92,7 +91,6 @@ class TrendSource:
     watched: WatchedSet
     canaries: Mapping[str, Canary]
     baseline: Baseline | None = None
-    key: str = "trend"
     links: Sequence[tuple[str, str]] = ()
 
 
@@ -206,7 +204,7 @@ def _overview(source: TrendSource) -> Drawing:
         760.0,
         150.0,
     )
-    return run_chart(chart, f"{source.key}-all")
+    return run_chart(chart, "trend-all")
 
 
 def _plot(source: TrendSource, summary: CanarySummary, results: Mapping[int, CanaryResult], index: int) -> CanaryPlot:
@@ -232,7 +230,7 @@ def _plot(source: TrendSource, summary: CanarySummary, results: Mapping[int, Can
         drawn = [_drawn(a, runs.start) for a in alarms if a.alarmed >= runs.start]
         panels = (rate, score) if score else (rate,)
         chart = RunChart(f"{name}: failures by run", " ".join(sentences), times, marks, panels, drawn)
-        image = run_chart(chart, f"{source.key}-{index}")
+        image = run_chart(chart, f"trend-{index}")
     return CanaryPlot(name, severity, state, TONES[state], sentences, image)
 
 

@@ -33,7 +33,7 @@ from casemate.redteam.campaigns.liveness_checks import (
     refusal_check,
 )
 from casemate.redteam.campaigns.membership import MembershipRunner, UnmeasurableRunner, build_attacks, experiment_plan
-from casemate.redteam.campaigns.pipeline import RUN, Campaign, Preparation, TargetSystem
+from casemate.redteam.campaigns.pipeline import RUN, AttackRunner, Campaign, TargetSystem
 from casemate.redteam.lab.benign import benign_questions, measure_lost_answers
 from casemate.redteam.lab.capabilities import CHECKS, NO_BARE_TARGET, Capability, NotObservable, unmet_checks
 from casemate.redteam.lab.datasets import IndexedSource, Split, read_provided, split_provided
@@ -196,7 +196,7 @@ class ExternalMembershipCampaign(ExternalCampaign):
 
     benign: Sequence[str] = ()
 
-    async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
+    async def prepare(self, steps: Steps, resources: ExitStack) -> tuple[TargetSystem, AttackRunner]:
         config, section = self.config, self.config.redteam
         split, missing = self._split()
         external = build_external_targets(config, *((Capability.PROVIDED,) if split else ()))
@@ -205,7 +205,7 @@ class ExternalMembershipCampaign(ExternalCampaign):
         not_observable = NotObservable(unmet_checks(external.can, skipped), frozenset(skipped))
         if split is None:
             system = ExternalSystem(config, external, (), None, not_observable)
-            return Preparation(system, UnmeasurableRunner(missing))
+            return system, UnmeasurableRunner(missing)
         store = self.open_store(resources)
         identity = section.identity if Capability.CLIENTS in external.can else "campaign"
         key = digest(external.label, split.fingerprint, section.seed, identity, config.rag.k, sorted(attacks))
@@ -222,7 +222,7 @@ class ExternalMembershipCampaign(ExternalCampaign):
             not_observable=not_observable,
             extra_checks=lambda: (genre_check(split), refusal_check(experiment.trials())),
         )
-        return Preparation(ExternalSystem(config, external, split.members, (current, store), not_observable), runner)
+        return ExternalSystem(config, external, split.members, (current, store), not_observable), runner
 
     def _split(self) -> tuple[Split | None, str]:
         """The split of the provided texts, or why there is none."""
@@ -268,7 +268,7 @@ class ExternalExtractionCampaign(ExternalCampaign):
 
     stem: ClassVar[str] = CRAWL
 
-    async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
+    async def prepare(self, steps: Steps, resources: ExitStack) -> tuple[TargetSystem, AttackRunner]:
         config, section = self.config, self.config.redteam
         documents = self._documents()
         external = build_external_targets(config, *((Capability.CORPUS,) if documents else ()))
@@ -298,7 +298,7 @@ class ExternalExtractionCampaign(ExternalCampaign):
         system = ExternalSystem(config, external, documents, (current, store), not_observable)
         sampled = [SAMPLE] if documents and section.provided.corpus is None else []
         system.not_tested = [*system.not_tested, *sampled, UTILITY_NOT_MEASURED]
-        return Preparation(system, runner)
+        return system, runner
 
     def _not_observable(self, external: ExternalTargets, plan: CrawlPlan) -> NotObservable:
         relevant = EXTRACTION_CHECKS if plan.clients > 1 else EXTRACTION_CHECKS - {"fresh_clients"}

@@ -39,8 +39,8 @@ from casemate.redteam.campaigns.pipeline import (
     INDEX,
     RUN,
     SIMULATED_READER,
+    AttackRunner,
     Campaign,
-    Preparation,
     TargetSystem,
 )
 from casemate.redteam.campaigns.workers import TargetFactory, WorkerSpec, calibration_files, read_files, run_on_cluster
@@ -224,7 +224,7 @@ class OwnMembershipCampaign(OwnCampaign):
     split: Split | None = None
     two_worlds: bool = True
 
-    async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
+    async def prepare(self, steps: Steps, resources: ExitStack) -> tuple[TargetSystem, AttackRunner]:
         section, split, before = self.config.redteam, self.split or self._split(), self.app.index.digests(self.tenant)
         attacks = build_attacks(self.config, self.config.folder)
         directory = self.open_directory(self.fingerprint(split.fingerprint))
@@ -248,7 +248,7 @@ class OwnMembershipCampaign(OwnCampaign):
             undecided=describe_undecided(self.app.guard.defenses, index.moments(self.tenant).n),
         )
         system = OwnSystem(self.app, rag, self.tenant, directory, before)
-        return Preparation(system, runner)
+        return system, runner
 
     def _split(self) -> Split:
         section, corpus = self.config.redteam, self.config.rag.corpus
@@ -336,7 +336,7 @@ class OwnExtractionCampaign(OwnCampaign):
 
     stem: ClassVar[str] = CRAWL
 
-    async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
+    async def prepare(self, steps: Steps, resources: ExitStack) -> tuple[TargetSystem, AttackRunner]:
         self.app.require_documents(self.tenant)
         index = self.app.index
         digests = index.digests(self.tenant)
@@ -357,7 +357,7 @@ class OwnExtractionCampaign(OwnCampaign):
             replay=partial(self._replay, systems, chunks, plan),
             in_memory=(ON,),
         )
-        return Preparation(OwnSystem(self.app, rag, self.tenant, directory, digests, discard), runner)
+        return OwnSystem(self.app, rag, self.tenant, directory, digests, discard), runner
 
     async def _replay(
         self, systems: TargetFactory, chunks: Sequence[Document], plan: CrawlPlan, steps: Steps

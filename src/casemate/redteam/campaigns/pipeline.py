@@ -156,14 +156,6 @@ class AttackRunner(ABC):
         """Whether every attack finished."""
 
 
-@dataclass(frozen=True, slots=True)
-class Preparation:
-    """Result of the prepare stage: what is attacked, and how."""
-
-    system: TargetSystem
-    runner: AttackRunner
-
-
 @dataclass(frozen=True, kw_only=True)
 class Campaign(ABC):
     """A planned campaign; ``stem`` is the file name of its reports without extension."""
@@ -176,8 +168,8 @@ class Campaign(ABC):
         """The operator's configuration."""
 
     @abstractmethod
-    async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
-        """Builds targets and runner; whatever it opens is closed with `resources`."""
+    async def prepare(self, steps: Steps, resources: ExitStack) -> tuple[TargetSystem, AttackRunner]:
+        """Builds what is attacked, and what attacks it; whatever it opens is closed with `resources`."""
 
     def parts(self) -> list[tuple[str, PluginSpec]]:
         """Role and configuration of everything that is built, for its code is evidence. Default: the attacks."""
@@ -221,8 +213,7 @@ class Campaign(ABC):
         """
         began, interruption = time.monotonic(), ""
         with ExitStack() as resources:
-            prepared = await self.prepare(steps, resources)
-            system, runner = prepared.system, prepared.runner
+            system, runner = await self.prepare(steps, resources)
             if whole and (objection := await runner.budget_objection()):
                 raise ConfigError(objection)
             try:
@@ -238,7 +229,7 @@ class Campaign(ABC):
                 interruption = interruption or str(error)
             if runner.complete and not interruption:
                 system.finish()
-            return self._judge(prepared, interruption, time.monotonic() - began)
+            return self._judge(system, runner.judge(), interruption, time.monotonic() - began)
 
     def write(self, result: CampaignResult, baseline: CampaignResult | None = None) -> dict[str, Path]:
         """Writes the reports into their folders and the campaign's directory; returns the paths in the first folder."""
@@ -279,9 +270,8 @@ class Campaign(ABC):
             raise write_error(directory, error) from error
         return directory
 
-    def _judge(self, prepared: Preparation, interruption: str, seconds: float) -> CampaignResult:
+    def _judge(self, system: TargetSystem, found: CampaignResult, interruption: str, seconds: float) -> CampaignResult:
         """The runner's judgment with everything that all campaigns report alike."""
-        system, found = prepared.system, prepared.runner.judge()
         checks = [*found.checks, *system.checks]
         if interruption:
             why = f"{interruption}; finished work is kept, run again to continue"

@@ -25,7 +25,7 @@ from casemate.plugins import build
 from casemate.protocols import Index, InjectionAttack, PersonalDataFinder, Progress, Steps, Target
 from casemate.rag.index_copy import copy_index
 from casemate.redteam.campaigns.own import OwnCampaign, OwnSystem
-from casemate.redteam.campaigns.pipeline import INDEX, AttackRunner, Preparation
+from casemate.redteam.campaigns.pipeline import INDEX, AttackRunner, TargetSystem
 from casemate.redteam.campaigns.workers import TargetFactory
 from casemate.redteam.lab.benign import benign_questions
 from casemate.redteam.lab.judge import OFF, ON, defense_check
@@ -207,7 +207,7 @@ class OwnProbeCampaign(OwnCampaign):
     fit_screen: Callable[[Index], Screen | None] = lambda index: None
     stem: ClassVar[str] = PROBE
 
-    async def prepare(self, steps: Steps, resources: ExitStack) -> Preparation:
+    async def prepare(self, steps: Steps, resources: ExitStack) -> tuple[TargetSystem, AttackRunner]:
         section, before = self.config.redteam, self.app.index.digests(self.tenant)
         source, questions = self.questions()
         directory = self.open_directory(self.fingerprint([sorted(before.items()), section.probe.questions]))
@@ -230,7 +230,7 @@ class OwnProbeCampaign(OwnCampaign):
         system = OwnSystem(self.app, rag, self.tenant, directory, before)
         system.evidence = {**system.evidence, "questions from": source}
         system.simulated = [SIMULATED] if system.simulated else []
-        return Preparation(system, runner)
+        return system, runner
 
     def attacks(self) -> dict[str, InjectionAttack]:
         """The configured attacks by name."""

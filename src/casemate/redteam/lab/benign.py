@@ -85,14 +85,14 @@ def measure_lost_answers(source: str, bare: Sequence[str], guarded: Sequence[str
 async def replay_benign_sessions(
     target: Target,
     sessions: Iterable[tuple[str, Sequence[str]]],
-    bare: Target | None = None,
+    bare: Target,
     plan: CrawlPlan = PLAN,
     progress: Progress = lambda count: None,
 ) -> BenignReplay:
-    """Replays benign sessions (client and questions) one after another and counts those that raise an alarm.
+    """Replays benign sessions (client and questions) one after another, and counts alarms and changed answers.
 
-    With the ``bare`` system, changed answers are counted. Its generator must answer the same prompt the same, as a
-    `CachedGenerator` does. Of the plan, k, tenant and waits apply.
+    The generator of the ``bare`` system must answer the same prompt the same, as a `CachedGenerator` does. Of the plan,
+    k, tenant and waits apply.
 
     Raises:
         BackendError: If a target fails.
@@ -100,12 +100,9 @@ async def replay_benign_sessions(
     alarms, alarmed, changed = Counter[str](), list[bool](), 0
     exchanges: list[Exchange] = []
     for name, questions in sessions:
-        guarded = _session(target, name, plan)
-        unguarded = _session(bare, name, plan) if bare is not None else None
+        guarded, unguarded = _session(target, name, plan), _session(bare, name, plan)
         for question in questions:
-            reply = await guarded.ask(question)
-            if unguarded is not None:
-                changed += await unguarded.ask(question) != reply
+            changed += await guarded.ask(question) != await unguarded.ask(question)
         exchanges += guarded.exchanges
         raised = {alarm for e in guarded.exchanges for alarm in e.alarms}
         alarms.update(raised)
@@ -117,7 +114,7 @@ async def replay_benign_sessions(
         alarmed=stats.proportion(sum(alarmed), len(alarmed)) if alarmed else None,
         alarms=dict(alarms),
         touched=sum(e.withheld for e in exchanges),
-        changed=None if bare is None else changed,
+        changed=changed,
         failed=sum(e.failed for e in exchanges),
     )
 

@@ -177,7 +177,7 @@ class Experiment:
         if self.run_on_workers is not None and self.plan.identity != "campaign":
             await self._distribute(self.run_on_workers, self._open_items(done), progress)
             done = self._finished_trials()
-        await self._study([name for name in self.attacks if self._is_open(name, done)])
+        await self._study(list(dict.fromkeys(item.attack for item in self._open_items(done))))
         attack = partial(self._attack, record=partial(self._record, progress))
         limit = 1 if self.plan.identity == "campaign" else self.plan.concurrency
         await map_concurrently(attack, self._open_items(done), limit)
@@ -270,9 +270,6 @@ class Experiment:
             for name in self.attacks
             for target in self.targets
         }
-
-    def _is_open(self, attack: str, done: Mapping[tuple[str, str], Mapping[str, Trial]]) -> bool:
-        return any(len(done[attack, target]) < len(self.split.candidates) for target in self.targets)
 
     async def _study(self, names: Sequence[str]) -> None:
         """Shows the candidates' texts to each attack, in an order that does not reveal membership."""

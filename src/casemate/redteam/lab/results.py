@@ -530,10 +530,9 @@ class CampaignResult:
         """The result as JSON values, without sessions and document names."""
         return asdict(replace(self, sessions=(), document_names={}))
 
-    def save(self, path: Path) -> None:
-        """Writes the record as JSON, without document names."""
-        record = asdict(replace(self, document_names={}))
-        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    def to_json(self) -> str:
+        """The record as JSON, without document names."""
+        return json.dumps(asdict(replace(self, document_names={})), indent=1, ensure_ascii=False) + "\n"
 
 
 def load_result(path: Path) -> CampaignResult:

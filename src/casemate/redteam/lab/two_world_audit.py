@@ -30,22 +30,6 @@ from casemate.redteam.lab.results import TwoWorldAudit
 from casemate.redteam.lab.store import Exchange
 from casemate.types import DEFAULT_TENANT, Answer, Document, Query, Retrieval, Vector
 
-MAX_DETAILS = 5  # maximum number of differences reported in detail
-
-
-@dataclass(frozen=True, slots=True)
-class ContextDifference:
-    """One question of a session, by its number from 0, whose context reveals that a document was withheld.
-
-    ``context`` has the ids of documents in the context with the candidate's unit in the index, ``without`` without it.
-    """
-
-    attack: str
-    candidate: str
-    number: int
-    context: tuple[str, ...]
-    without: tuple[str, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class TwoWorldFindings:
@@ -57,14 +41,12 @@ class TwoWorldFindings:
         exposed: Questions with the member, or a copy, in the context: the guard did not withhold it.
         ended_early: Sessions whose comparison ended because the member changed a context, although it was neither shown
             nor withheld: the guard compares documents with their neighbors, and the member was a neighbor.
-        differences: The first differences.
     """
 
     audit: TwoWorldAudit
     asked: int
     exposed: int
     ended_early: int
-    differences: tuple[ContextDifference, ...]
 
 
 class IndexWithout(Index):
@@ -180,8 +162,7 @@ async def two_world_audit(
         DataError: If a member has no indexed chunks.
         BackendError: If the system fails.
     """
-    asked = exposed = ended_early = pairs = failed = not_compared = 0
-    found: list[ContextDifference] = []
+    asked = exposed = ended_early = pairs = differing = failed = not_compared = 0
     units = _units(index, make_guard(index), indexed.keys(), plan.tenant)
     for attack, member, exchanges in sessions:
         if member.source not in indexed:
@@ -203,12 +184,11 @@ async def two_world_audit(
             ended_early += end < len(present) and own.isdisjoint(present[end].context)
             hidden = [i for i in range(end) if not own.isdisjoint(present[i].hidden)]
             pairs += len(hidden)
-            seen = (ContextDifference(attack, member.source, i, present[i].context, absent[i].context) for i in hidden)
-            found += [difference for difference in seen if difference.context != difference.without]
+            differing += sum(present[i].context != absent[i].context for i in hidden)
         progress(1)
-    rate = stats.proportion(len(found), pairs) if pairs else stats.Estimate(0.0, 0.0, 1.0)
-    audit = TwoWorldAudit(pairs, len(found), rate, failed, not_compared)
-    return TwoWorldFindings(audit, asked, exposed, ended_early, tuple(found[:MAX_DETAILS]))
+    rate = stats.proportion(differing, pairs) if pairs else stats.Estimate(0.0, 0.0, 1.0)
+    audit = TwoWorldAudit(pairs, differing, rate, failed, not_compared)
+    return TwoWorldFindings(audit, asked, exposed, ended_early)
 
 
 def _units(index: Index, guard: Guard, members: Collection[str], tenant: str) -> dict[str, dict[str, IndexedSource]]:

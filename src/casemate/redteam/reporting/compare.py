@@ -42,6 +42,9 @@ class ReportChange(NamedTuple):
     before: str
     after: str
 
+    def __str__(self) -> str:
+        return f"{self.what}: {self.before} → {self.after}"
+
 
 @dataclass(frozen=True, slots=True)
 class ReportDiff:
@@ -71,6 +74,20 @@ class ReportDiff:
         if self.worse:
             return 1
         return 3 if self.settings or self.disappeared or not self.compared else 0
+
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """The changes in groups with a title, one line each, the most important first; no group is empty."""
+        found = {
+            "Not comparable, because this differs": self.settings,
+            "Worse": self.worse,
+            "Better": self.better,
+            "Paired, over the same candidates": self.paired,
+            "Disappeared": self.disappeared,
+            "Appeared": self.appeared,
+            "Also different": self.notes,
+        }
+        return {title: tuple(map(str, changes)) for title, changes in found.items() if changes}
 
 
 class _DirectedRate(NamedTuple):
@@ -117,19 +134,7 @@ def compare_results(campaign: CampaignResult, baseline: CampaignResult) -> Repor
 
 def render_diff_text(diff: ReportDiff) -> str:
     """The comparison as text, most important changes first; ends with the exit code."""
-    blocks: list[str] = []
-    for title, changes in (
-        ("NOT COMPARABLE, because of different:", diff.settings),
-        ("WORSE than the baseline:", diff.worse),
-        ("BETTER than the baseline:", diff.better),
-        ("PAIRED, over the same candidates:", diff.paired),
-        ("Also different:", diff.notes),
-    ):
-        if changes:
-            blocks.append("\n".join([title, *(f"  {c.what}: {c.before} -> {c.after}" for c in changes)]))
-    for title, names in (("DISAPPEARED:", diff.disappeared), ("Appeared:", diff.appeared)):
-        if names:
-            blocks.append("\n".join([title, *(f"  {name}" for name in names)]))
+    blocks = ["\n  ".join([f"{title}:", *lines]) for title, lines in diff.groups.items()]
     return "\n\n".join([*blocks, conclusion(diff)]) + "\n"
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from casemate.config import FILE
-from casemate.errors import BackendError, DataError
+from casemate.errors import DataError
 from casemate.redteam.lab.results import CampaignResult, load_result
 from casemate.redteam.reporting.html import render_html
 from casemate.redteam.reporting.junit import to_junit
@@ -38,13 +35,14 @@ def write_report(
     If the report has aliases of documents, their names are written to `NAMES` beside it (of a crawl: `crawl-` before).
 
     The page of a membership campaign also shows the last crawl in the folder, with a status of its own. All files are
-    rendered before the first is replaced, and each is replaced atomically: readers see an old file or a new one.
+    rendered before the first is replaced, and each is replaced atomically: readers see an old file or a new one. Only
+    their owner can read them.
 
     With a ``baseline``, an earlier result, the page starts with the changes. ``archive`` is a folder that receives
     copies of the files. The SARIF report names the ``configuration`` file.
 
     Raises:
-        BackendError: If the folder cannot be written.
+        BackendError: If a folder cannot be written.
     """
     campaign = scrub(campaign)
     last = _load(folder / f"{CRAWL}.json") if stem == REPORT else None
@@ -52,29 +50,16 @@ def write_report(
         "html": (f"{stem}.html", render_html(campaign, baseline, last)),
         "junit": (f"{stem}.junit.xml", to_junit(campaign)),
         "sarif": (f"{stem}.sarif", to_sarif(campaign, configuration)),
+        "json": (f"{stem}.json", campaign.to_json()),
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".report-") as name:
-            made = {kind: Path(name, file) for kind, (file, _) in texts.items()} | {"json": Path(name, f"{stem}.json")}
-            for kind, (_, text) in texts.items():
-                made[kind].write_text(text, encoding="utf-8")
-            campaign.save(made["json"])
-            if campaign.document_names:
-                made["names"] = Path(name, NAMES if stem == REPORT else f"{stem}-{NAMES}")
-                names = json.dumps(campaign.document_names, indent=1, ensure_ascii=False)
-                made["names"].write_text(f"{names}\n", encoding="utf-8")
-            _copy_all(made.values(), archive)
-            replaced = {kind: _replace(path, folder) for kind, path in sorted(made.items())}
-            return {kind: path for kind, path in replaced.items() if kind != "names"}
-    except OSError as error:
-        raise BackendError(f"cannot write the report to {folder}: {error}", backend="disk", retryable=False) from error
-
-
-def _copy_all(paths: Iterable[Path], archive: Path | None) -> None:
-    if archive is not None:
-        for path in paths:
-            write_atomically(archive / path.name, path.read_bytes())
+    paths = {kind: folder / name for kind, (name, _) in texts.items()}
+    if campaign.document_names:
+        names = json.dumps(campaign.document_names, indent=1, ensure_ascii=False)
+        texts["names"] = (NAMES if stem == REPORT else f"{stem}-{NAMES}", f"{names}\n")
+    for place in filter(None, (archive, folder)):
+        for name, text in texts.values():
+            write_atomically(place / name, text.encode("utf-8"))
+    return paths
 
 
 def target_folder(folder: Path, name: str) -> Path:
@@ -100,13 +85,6 @@ def _load(path: Path) -> CampaignResult | None:
         return load_result(path)
     except DataError:
         return None
-
-
-def _replace(path: Path, folder: Path) -> Path:
-    target = folder / path.name
-    path.chmod(0o600)  # findings, and names of documents
-    os.replace(path, target)
-    return target
 
 
 def newest_report(folder: Path) -> Path:

@@ -85,7 +85,7 @@ def render_html(
         membership=not is_crawl(campaign) and not campaign.probes,
         probes=campaign.probes,
         personal_data=describe_personal_data(campaign.personal_data) if campaign.personal_data else "",
-        overview=list(_overview(campaign.attacks)),
+        overview=list(overview(campaign.attacks)),
         extraction=extraction,
         charts=[_charts(a, f"a{i}") for i, a in enumerate(campaign.attacks) if a.off or a.on],
         explorer=_explorer(campaign, script) if campaign.sessions else None,
@@ -133,26 +133,11 @@ def requirements(checks: Iterable[Check]) -> Iterator[dict[str, Any]]:
 def describe_comparison(campaign: CampaignResult, baseline: CampaignResult) -> dict[str, Any]:
     """The changes since an earlier campaign, in groups with a title."""
     change = compare_results(campaign, baseline)
-    groups = (
-        ("Not comparable, because this differs", change.settings),
-        ("Worse", change.worse),
-        ("Better", change.better),
-        ("Paired, over the same candidates", change.paired),
-        ("Disappeared", change.disappeared),
-        ("Appeared", change.appeared),
-        ("Also different", change.notes),
-    )
-    return {
-        "at": baseline.at,
-        "conclusion": conclusion(change),
-        "groups": [
-            (title, [c if isinstance(c, str) else f"{c.what}: {c.before} → {c.after}" for c in changes])
-            for title, changes in groups
-        ],
-    }
+    return {"at": baseline.at, "conclusion": conclusion(change), "groups": change.groups}
 
 
-def _overview(attacks: Sequence[AttackResult]) -> Iterator[dict[str, Any]]:
+def overview(attacks: Sequence[AttackResult]) -> Iterator[dict[str, Any]]:
+    """The AUC of each attack by side, in words and drawn, and what the guard changes, or why there are no figures."""
     low = lowest_auc(attacks)
     for i, attack in enumerate(attacks):
         yield {

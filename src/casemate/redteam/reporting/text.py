@@ -19,6 +19,8 @@ from casemate.redteam.lab.results import (
     Crawl,
     PersonalDataResult,
     ProbeResult,
+    TwoWorldAudit,
+    Utility,
 )
 from casemate.reports.format import measured, number, plural
 from casemate.text.tokens import REPLACEMENT_CHARACTER, STOP_WORDS, UNSAFE_CHARACTERS, WORD, words
@@ -240,6 +242,18 @@ def describe_personal_data(result: PersonalDataResult) -> str:
     return f"Personal data ({result.finder}) in answers to {plural(result.questions, 'question')}: {sides}."
 
 
+def describe_utility(result: Utility) -> str:
+    """The guard's cost for benign questions, in a sentence."""
+    flagged = f"{measured(result.flagged, share=True)} had a document withheld, and " if result.flagged else ""
+    changed = f"{measured(result.answer_changed, share=True)} got another answer"
+    return f"Benign questions ({result.source}): of {result.questions:,}, {flagged}{changed}."
+
+
+def describe_audit(result: TwoWorldAudit) -> str:
+    """The two-world audit, in a sentence."""
+    return f"Two-world audit: {result.differing} of {result.pairs} contexts revealed a withheld document."
+
+
 def _kinds(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{kind}: {count:,}" for kind, count in kinds.items()) or "no values"
 
@@ -323,6 +337,8 @@ def summary_lines(campaign: CampaignResult) -> Iterator[str]:
     yield from map(describe_crawl, campaign.crawls)  # the worst first
     yield from map(describe_probe, campaign.probes)
     yield from map(describe_personal_data, filter(None, [campaign.personal_data]))
+    yield from map(describe_utility, filter(None, [campaign.utility]))
+    yield from map(describe_audit, filter(None, [campaign.audit]))
     yield from filter(None, [mean_ratio(campaign.crawls)])
     yield from (f"Not tested: {line}" for line in campaign.not_tested)
     yield from (f"Simulated: {line}" for line in campaign.simulated)
