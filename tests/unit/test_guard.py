@@ -433,7 +433,7 @@ def test_a_defense_that_withholds_or_compares_precedes_one_that_reorders(make):
     reorders = Quorum(jitter=1)
     for compares in (HideBest(), Curious(lookahead=1)):
         make([compares, reorders])
-        with pytest.raises(ConfigError, match="quorum reorders hits, which misleads test_guard; place test_guard"):
+        with pytest.raises(ConfigError, match="quorum reorders hits, which misleads HideBest; place HideBest"):
             make([reorders, compares])
     make([reorders, Curious(lookahead=0)])
 
