@@ -433,7 +433,8 @@ def test_a_defense_that_withholds_or_compares_precedes_one_that_reorders(make):
     reorders = Quorum(jitter=1)
     for compares in (HideBest(), Curious(lookahead=1)):
         make([compares, reorders])
-        with pytest.raises(ConfigError, match="quorum reorders hits, which misleads HideBest; place HideBest"):
+        name = type(compares).__name__
+        with pytest.raises(ConfigError, match=f"quorum reorders hits, which misleads {name}; place {name}"):
             make([reorders, compares])
     make([reorders, Curious(lookahead=0)])
 

@@ -64,7 +64,7 @@ def test_no_more_words_are_acquired_than_the_quota_has(store, shared):
     quotas, block = WordQuotas(DAY, store if shared else None), WordBlock(quota_name("default", "ann"))
     for _ in range(2):
         quotas.acquire([WantedWords(block, 200, 100)])
-    assert quotas.words_left(block) == 100
+        assert quotas.words_left(block) == quotas.most_left(block, 100) == 100
 
 
 def test_outdated_quotas_that_cannot_be_deleted_refuse_no_words(store, monkeypatch, caplog):

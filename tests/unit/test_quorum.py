@@ -548,6 +548,7 @@ def test_a_code_is_the_same_in_any_spelling_and_no_other_one(asked):
         ("+49 170 1234567", "170 1234567"),
         ("RE 2024/7", "2024"),
         ("C.7286.60", "7286.60"),
+        ("47119 ppm", "47118 ppm"),
     ],
 )
 def test_a_number_is_required(number, other):

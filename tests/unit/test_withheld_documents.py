@@ -46,6 +46,8 @@ def test_source_is_withheld_from_that_client_of_that_tenant_only(clock):
     held.add("t", "anna", "d2")
     assert held.sources("t", "anna") == {"d1", "d2"}
     assert held.sources("t", "otto") == held.sources("u", "anna") == frozenset()
+    held.add("t", f"{'long' * 50} a", "d1")
+    assert [len(held.sources("t", f"{'long' * 50} {name}")) for name in "ab"] == [1, 0]
 
 
 def test_withholding_ends_with_the_session_and_is_not_prolonged_by_questions(clock):
@@ -65,9 +67,10 @@ def test_withholding_ends_with_the_session_and_is_not_prolonged_by_questions(clo
 
 
 def test_without_hours_nothing_is_withheld_later(clock):
-    held = WithheldDocuments("mirabel", 0.0, Memory())
+    store = Memory()
+    held = WithheldDocuments("mirabel", 0.0, store)
     held.add("t", "anna", "d1")
-    assert held.sources("t", "anna") == frozenset()
+    assert held.sources("t", "anna") == frozenset() and store.events == []
 
 
 @given(st.lists(st.sampled_from((0.5, 2.0)) | st.floats(0.01, 100), max_size=30))
