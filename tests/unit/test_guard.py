@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BackendError, CapabilityError, ConfigError, DataError, QueryError
+from casemate.guard.audience import AudiencePolicy
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.guard import Guard
@@ -474,6 +475,13 @@ def test_request_for_more_hits_repeats_the_decision_once_they_are_there(make):
     assert counts[-2] < 70 <= counts[-1]
     assert len(retrieval.hits) == 5
     assert [v.defense for v in verdicts] == [e.body["defense"] for e in store.events] == ["hide_best", "curious"]
+
+
+def test_a_defense_requests_more_hits_for_a_client_that_may_not_read_them(make):
+    curious = Curious(wants=70)
+    guard = make([HideBest(), curious], documents(100), audience=AudiencePolicy("quorum"))
+    retrieval, _ = asyncio.run(guard.retrieve(Query("amber", k=5, groups=frozenset())))
+    assert curious.given[-1][0] >= 70 and not retrieval.hits
 
 
 def test_request_for_more_hits_ends_with_the_corpus(make):
