@@ -20,7 +20,7 @@ from casemate.guard.calibration import file as calibration
 from casemate.guard.calibration.closeness import FEATURES, LOOKAHEAD
 from casemate.guard.calibration.fitting import CalibrationSettings, calibrate
 from casemate.guard.client_state import withheld_documents
-from casemate.guard.defenses.mirabel import Mirabel
+from casemate.guard.defenses.mirabel import Mirabel, _with_stats_without
 from casemate.guard.guard import Guard
 from casemate.guard.units import related_sources
 from casemate.maths import stats
@@ -168,6 +168,23 @@ def test_a_dozen_copies_are_hidden_too(make):
     assert set(verdict.evidence["flagged"]) == {"d0", *(f"copy{i}" for i in range(12))}
     assert len(context) == K
     assert all(source.startswith("d") for source in context)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.floats(-1, 1)), min_size=5, max_size=20),
+    st.sets(st.sampled_from("ab")),
+)
+def test_statistics_without_sources_are_those_of_a_collection_without_them(rows, gone):
+    rows += [("c", 0.1), ("c", 0.7)]  # at least two chunks stay
+    scores, kept = [s for _, s in rows], [s for name, s in rows if name not in gone]
+    found = replace(
+        retrieval(scores, names=[name for name, _ in rows]),
+        similarity_stats=SimilarityStats(len(scores), float(np.mean(scores)), float(np.std(scores))),
+    )
+    stats_left = _with_stats_without(found, gone).similarity_stats
+    assert stats_left.n == len(kept) and stats_left.mean == pytest.approx(np.mean(kept))
+    assert stats_left.std == pytest.approx(np.std(kept), abs=1e-6)
 
 
 def test_withheld_documents_are_excluded_from_comparisons(judging):
