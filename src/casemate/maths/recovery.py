@@ -92,7 +92,8 @@ def segments(
         cut += [(text, True) for size in sizes for text in windows(answer, size)]
         for text, is_window in cut:
             if text.strip():
-                first.setdefault(text, (query, is_window))
+                known = first.get(text, (query, True))  # an answer may equal a window of an earlier one
+                first[text] = known[0], known[1] and is_window
     queries, are_windows = zip(*first.values(), strict=True) if first else ((), ())
     return Segments(tuple(first), np.array(queries, np.int64), np.array(are_windows, bool))
 

@@ -156,8 +156,8 @@ class ExtractionResult:
         crr_recall_at: `crr_recall` likewise.
         crr_ikea: CRR as IKEA defines it: mean ROUGE-L F1 of an answer against its concatenated context. Unrelated to
             `crr`: it measures how literal answers are. None: no question was answered.
-        fidelity: Semantic fidelity (RAGCrawler): mean over chunks of the largest cosine with an answer or
-            an item of it, in [-1, 1].
+        fidelity: Semantic fidelity (RAGCrawler): mean over chunks of the largest cosine with an answer or an item of
+            it, in [-1, 1].
         coverage: RAGCrawler's CR: share of chunks used as context of some answer, quoted or not. None, like the next
             two, if the target does not report its context.
         area: Area under the coverage curve over the number of questions, in [0, 1].
