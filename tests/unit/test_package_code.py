@@ -60,6 +60,14 @@ def test_the_code_of_a_package_is_that_of_all_its_modules(package):
     assert package_code(cls) != before
 
 
+def test_a_broken_link_of_an_editor_is_no_code(package):
+    cls = plugins.load("defense", "theirs")
+    before = package_code(cls)
+    (package / ".#theirs.py").symlink_to("user@host.1234")
+    module._fingerprint.cache_clear()
+    assert package_code(cls) == before
+
+
 @pytest.mark.parametrize("part", [Mirabel, Mirabel(), None, 3, open_app])
 def test_own_code_and_values_have_no_fingerprint(part):
     assert package_code(part) == {}
