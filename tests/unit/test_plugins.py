@@ -93,7 +93,7 @@ def test_an_entry_point_that_cannot_be_used_is_refused_with_the_reason(installed
 
 
 def test_the_error_about_a_plug_in_for_another_version_names_the_version_that_it_requires(monkeypatch):
-    package = SimpleNamespace(name="acme-rag", version="2.0", requires=["numpy", "casemate>=9.1"])
+    package = SimpleNamespace(name="acme-rag", version="2.0", requires=["numpy", "casemate-extra>=1", "casemate>=9.1"])
     entry = EntryPoint("theirs", "casemate.protocols:DefenseV9", "casemate.defense")._for(package)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [entry] if group == entry.group else [])
     says = rf"\(acme-rag 2.0\) .* it requires casemate>=9.1, and {metadata.version('casemate')} is installed; repair or"
