@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from casemate.protocols import Embedder, EmbedderProxy, Progress
+from casemate.runtime.bounded_dict import BoundedDict
 from casemate.types import Vector
 
 
@@ -23,8 +23,7 @@ class CachedEmbedder(EmbedderProxy):
     def __init__(self, inner: Embedder, megabytes: float = 100, most: int | None = None) -> None:
         super().__init__(inner)
         self.calls = self.hits = 0
-        self._capacity = most or max(1, int(megabytes * 1e6 / (4 * inner.dim)))
-        self._vectors: OrderedDict[bytes, Vector] = OrderedDict()
+        self._vectors: BoundedDict[bytes, Vector] = BoundedDict(most or max(1, int(megabytes * 1e6 / (4 * inner.dim))))
         self._lock = threading.Lock()
 
     def keep(self, texts: Sequence[str], vectors: Vector) -> None:
@@ -33,11 +32,7 @@ class CachedEmbedder(EmbedderProxy):
 
     def _store(self, vectors: Mapping[bytes, Vector]) -> None:
         with self._lock:
-            for key, vector in vectors.items():
-                self._vectors[key] = vector
-                self._vectors.move_to_end(key)
-            while len(self._vectors) > self._capacity:
-                self._vectors.popitem(last=False)
+            self._vectors.update(vectors)
 
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
         keys = list(map(_key, texts))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from casemate.monitor.scheduler.schedule import SLOT_KIND, ScheduleGap, gap_from
 from casemate.protocols import EventStore
 from casemate.reports.format import sample_rate
 from casemate.reports.verdicts import score_figures
+from casemate.runtime.bounded_dict import BoundedDict
 from casemate.runtime.stored import read_stored
 from casemate.system import App
 from casemate.types import Event
@@ -161,7 +161,7 @@ class EventTail(Generic[T]):
 
     def __init__(self, store: EventStore, kind: str, keep: int, convert: Callable[[Event], T | None]) -> None:
         self._store, self._kind, self.keep, self._convert = store, kind, keep, convert
-        self._known: OrderedDict[str, T | None] = OrderedDict()
+        self._known: BoundedDict[str, T | None] = BoundedDict(keep)
         self._all: list[T] = []
 
     def sync(self) -> bool:
@@ -175,8 +175,6 @@ class EventTail(Generic[T]):
         fresh = [event for event in found if event.id not in self._known]
         for event in fresh:
             self._known[event.id] = self._converted(event)
-        while len(self._known) > self.keep:
-            self._known.popitem(last=False)
         if fresh:
             self._all = [one for one in self._known.values() if one is not None]
         return bool(fresh)
