@@ -15,7 +15,16 @@ from casemate.config import PluginSpec
 from casemate.errors import ConfigError, UnknownName
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.plugins import build
-from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, LanguageModel, plug_in_name
+from casemate.protocols import (
+    Defense,
+    Embedder,
+    EventStore,
+    Generator,
+    Index,
+    LanguageModel,
+    plug_in_name,
+    unknown_stages,
+)
 from tests.fakes import BagOfWords
 
 
@@ -90,6 +99,14 @@ def test_an_entry_point_that_cannot_be_used_is_refused_with_the_reason(installed
     installed("defense", "theirs", "their_plug_in:Theirs")
     with pytest.raises(ConfigError, match=f"theirs = their_plug_in:Theirs of group casemate.defense {message}"):
         plugins.load("defense", "theirs")
+
+
+def test_an_option_whose_name_begins_like_a_stage_is_no_stage():
+    @dataclass
+    class Theirs(Defense):
+        on_missing: str = "skip"
+
+    assert unknown_stages(Theirs) == []
 
 
 def test_the_error_about_a_plug_in_for_another_version_names_the_version_that_it_requires(monkeypatch):
