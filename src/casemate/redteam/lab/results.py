@@ -281,7 +281,7 @@ class BenignReplay:
         alarmed: Share of sessions in which a defense raised an alarm; None: no session.
         alarms: Sessions in which each defense raised an alarm.
         touched: Questions in which a defense withheld something or changed the answer, according to the verdicts.
-        changed: Answers that differ from the bare system's; None: not compared.
+        changed: Answers that differ from the bare system's.
         failed: Questions in which a defense failed.
     """
 
@@ -290,7 +290,7 @@ class BenignReplay:
     alarmed: Estimate | None
     alarms: Mapping[str, int]
     touched: int
-    changed: int | None
+    changed: int
     failed: int
 
 
