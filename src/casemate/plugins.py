@@ -286,7 +286,7 @@ def _imported(role: str, entry: EntryPoint) -> type[Any]:
     try:
         cls = entry.load()
     except Exception as error:
-        needed = [line for line in (entry.dist and entry.dist.requires) or () if re.match(r"casemate\b", line)]
+        needed = [line for line in (entry.dist and entry.dist.requires) or () if re.match(r"casemate(?![\w.-])", line)]
         needs = f"; it requires {needed[0]}, and {metadata.version('casemate')} is installed" if needed else ""
         raise ConfigError(
             f"{what} cannot be imported: {type(error).__name__}: {error}{needs}; repair or uninstall its package"

@@ -194,3 +194,11 @@ def test_renames_end_at_existing_modules():
     assert len(modules) > 100
     paths = [ROOT / "src/casemate" / module.replace(".", "/") for module in modules]
     assert not [p for p in paths if not (p.with_suffix(".py").is_file() or (p / "__init__.py").is_file())]
+
+
+def test_renames_end_at_existing_classes():
+    _, text = (ROOT / "CHANGELOG.md").read_text().split("### Classes")
+    classes = set(re.findall(r"→\s+(\w+)", text))
+    assert len(classes) > 150
+    source = "\n".join(path.read_text() for path in (ROOT / "src/casemate").rglob("*.py"))
+    assert not classes.difference(re.findall(r"(?m)^(?:class )?(\w+)(?:\[.*\])?[(:]", source))

@@ -26,7 +26,6 @@ from casemate.errors import BackendError, DataError
 from casemate.monitor.poisoning import scoring
 from casemate.redteam.campaigns.pipeline import campaign_lock
 from casemate.runtime.file_lock import LockHeld
-from casemate.runtime.files import write_atomically
 from casemate.types import Document
 from tests.fakes import LongTexts
 
@@ -276,16 +275,6 @@ def test_only_folders_of_killed_runs_are_removed(tmp_path):
         made = try_documents._make_work_folder(tmp_path / "report.html")
     assert sorted(tmp_path.iterdir()) == sorted([made, running, other])
     assert (running / "index.db").exists() and not list(made.iterdir())
-
-
-def test_a_report_that_replaces_a_readable_file_is_for_its_owner_only(tmp_path):
-    page = tmp_path / "report.html"
-    page.write_text("old")
-    page.chmod(0o644)
-    write_atomically(page, b"new")
-    assert page.read_text() == "new"
-    assert page.stat().st_mode & 0o777 == 0o600
-    assert list(tmp_path.iterdir()) == [page]
 
 
 def test_the_whole_assessment_holds_the_campaign_lock(tmp_path, monkeypatch):

@@ -463,7 +463,7 @@ def test_ask_as_a_client_names_the_sources_that_it_may_not_read(folder):
     assert sorted(shown["audience"]["excluded"]) == ["d0", "d1", "d2"]
     (folder / "questions.txt").write_text(QUESTION)
     assert json.loads(cli_run("ask", "--from", "questions.txt", "--as", "visitor"))["audience"] == shown["audience"]
-    for options in (("--as", "archive"), (), ("--as", "visitor", "--guard", "observe")):
+    for options in (("--as", "archive"), (), ("--as", "visitor", "--guard", "observe"), ("--guard", "off")):
         assert '"audience"' not in cli_run("ask", QUESTION, *options, "--json")
     assert not any(name in cli_run("ask", QUESTION, "--as", "visitor") for name in ("d0", "d1", "d2"))
 

@@ -10,6 +10,8 @@ from casemate import plugins
 from casemate.app import open_app
 from casemate.config import PluginSpec
 from casemate.guard.defenses.mirabel import Mirabel
+from casemate.redteam.campaigns.external import ExternalMembershipCampaign
+from casemate.redteam.campaigns.external_targets import build_external_targets
 from casemate.redteam.campaigns.own import OwnMembershipCampaign
 from casemate.redteam.lab.store import CampaignStore
 from casemate.runtime import package_code as module
@@ -24,19 +26,30 @@ from casemate import Defense
 class Theirs(Defense):
     "Does nothing."
 """
+TARGET = """\
+from dataclasses import dataclass
+from casemate.protocols import Target
+
+@dataclass
+class Remote(Target):
+    "A remote system."
+"""
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A third party's package with a defense and a helper module."""
+    """A third party's package with a defense, a target and a helper module."""
     folder = tmp_path / "site" / "acme_plug_ins"
     folder.mkdir(parents=True)
-    for name, text in {"__init__": "", "theirs": DEFENSE, "words": "WORDS = 3"}.items():
+    for name, text in {"__init__": "", "theirs": DEFENSE, "remote": TARGET, "words": "WORDS = 3"}.items():
         (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(folder.parent)
-    entry = EntryPoint("theirs", "acme_plug_ins.theirs:Theirs", "casemate.defense")
+    entries = [
+        EntryPoint("theirs", "acme_plug_ins.theirs:Theirs", "casemate.defense"),
+        EntryPoint("remote", "acme_plug_ins.remote:Remote", "casemate.target"),
+    ]
     monkeypatch.setattr(
-        plugins, "entry_points", lambda group: [*entry_points(group), *[entry] * (group == entry.group)]
+        plugins, "entry_points", lambda group: [*entry_points(group), *(e for e in entries if e.group == group)]
     )
     yield folder
     for name in [name for name in sys.modules if name.startswith("acme_plug_ins")]:
@@ -58,6 +71,14 @@ def test_the_code_of_a_package_is_that_of_all_its_modules(package):
     assert package_code(cls) == before
     edited(package)
     assert package_code(cls) != before
+
+
+def test_a_broken_link_of_an_editor_is_no_code(package):
+    cls = plugins.load("defense", "theirs")
+    before = package_code(cls)
+    (package / ".#theirs.py").symlink_to("user@host.1234")
+    module._fingerprint.cache_clear()
+    assert package_code(cls) == before
 
 
 @pytest.mark.parametrize("part", [Mirabel, Mirabel(), None, 3, open_app])
@@ -98,3 +119,14 @@ def test_results_are_not_reused_after_a_change_of_the_audience_function(package,
     module._fingerprint.cache_clear()
     after = campaign_facts(tmp_path, {"audience": audience})
     assert before[0] != after[0] and before[1] != after[1]
+
+
+def test_an_interrupted_campaign_on_a_target_is_not_continued_after_a_change_of_its_code(package):
+    section = {"target": "tested", "targets": {"tested": "remote"}, "i_own_this_target": True}
+    settings = configuration.parse({"redteam": section})
+    before = build_external_targets(settings).label
+    assert build_external_targets(settings).label == before
+    edited(package)
+    assert build_external_targets(settings).label != before
+    campaign = ExternalMembershipCampaign(settings)
+    assert campaign._versions()["versions.acme_plug_ins"] in package_code(plugins.load("target", "remote")).values()

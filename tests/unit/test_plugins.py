@@ -15,7 +15,16 @@ from casemate.config import PluginSpec
 from casemate.errors import ConfigError, UnknownName
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.plugins import build
-from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, LanguageModel, plug_in_name
+from casemate.protocols import (
+    Defense,
+    Embedder,
+    EventStore,
+    Generator,
+    Index,
+    LanguageModel,
+    plug_in_name,
+    unknown_stages,
+)
 from tests.fakes import BagOfWords
 
 
@@ -92,8 +101,16 @@ def test_an_entry_point_that_cannot_be_used_is_refused_with_the_reason(installed
         plugins.load("defense", "theirs")
 
 
+def test_an_option_whose_name_begins_like_a_stage_is_no_stage():
+    @dataclass
+    class Theirs(Defense):
+        on_missing: str = "skip"
+
+    assert unknown_stages(Theirs) == []
+
+
 def test_the_error_about_a_plug_in_for_another_version_names_the_version_that_it_requires(monkeypatch):
-    package = SimpleNamespace(name="acme-rag", version="2.0", requires=["numpy", "casemate>=9.1"])
+    package = SimpleNamespace(name="acme-rag", version="2.0", requires=["numpy", "casemate-extra>=1", "casemate>=9.1"])
     entry = EntryPoint("theirs", "casemate.protocols:DefenseV9", "casemate.defense")._for(package)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [entry] if group == entry.group else [])
     says = rf"\(acme-rag 2.0\) .* it requires casemate>=9.1, and {metadata.version('casemate')} is installed; repair or"

@@ -277,6 +277,14 @@ def test_segment_has_the_first_query_that_gave_it():
     assert (np.diff(found.queries) >= 0).all()
 
 
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_an_answer_that_equals_a_window_of_another_is_no_window(order):
+    answers = zip(order, ("One two. Three four. Five six.", "Three four."), strict=True)
+    found = segments(answers, [2])
+    is_window = dict(zip(found.texts, found.windows.tolist(), strict=True))
+    assert is_window["Three four."] is False and True in is_window.values()
+
+
 # Coverage.
 
 

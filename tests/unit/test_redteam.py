@@ -26,7 +26,7 @@ from casemate.redteam.lab.judge import INFERENCE_FAILS, without_decisions, worst
 from casemate.redteam.lab.results import Check, CheckStatus, ProbeResult, TwoWorldAudit, Utility
 from casemate.redteam.reporting.compare import ReportChange, ReportDiff
 from casemate.redteam.reporting.html import render_html
-from casemate.redteam.reporting.text import measured_and_limit
+from casemate.redteam.reporting.text import describe_audit, describe_utility, measured_and_limit
 from tests.campaigns import campaign
 from tests.fakes import BagOfWords, documents
 
@@ -98,6 +98,15 @@ def test_printed_results_have_a_line_for_each_attack_and_shares_in_percent():
     assert "\n  a0.1: 0.000 to 0.1\n  a0.2: 0.000 to 0.2\n" in printed
     assert "1.0 % [0.2, 2.9] had a document withheld, and 2.0 % [0.7, 4.3] got another answer" in printed
     assert "Two-world audit" not in printed  # nothing was compared
+
+
+def test_the_cost_of_an_external_guard_is_lost_answers():
+    cost = replace(campaign().utility, flagged=None)
+    assert describe_utility(cost).endswith(": of 323, 2.8 % [1.3, 4.8] lost their answer.")
+
+
+def test_an_audit_without_pairs_compared_nothing():
+    assert describe_audit(replace(campaign().audit, pairs=0)) == "Two-world audit: nothing was compared."
 
 
 @pytest.mark.parametrize(("given", "drawn"), [({}, (31, 13)), ({"nonmembers": 20}, (24, 20))])

@@ -55,7 +55,8 @@ def ask(
     if as_client and client:
         raise ConfigError("--as and --client exclude each other: a key is a client; give one of them")
     settings = configuration.read(config)
-    settings = configuration.with_overrides(settings, guard={"mode": guard}) if guard else settings
+    if guard:  # not validated: an operator may compare mode off with an audience, which no gateway may serve
+        settings = settings.model_copy(update={"guard": settings.guard.model_copy(update={"mode": guard})})
     with open_app(settings) as app:
         asker = _Asker.of(app, as_client, client, tenant, settings.rag.k if k is None else k)
         asker.warn_of_observe_mode()

@@ -92,7 +92,8 @@ def segments(
         cut += [(text, True) for size in sizes for text in windows(answer, size)]
         for text, is_window in cut:
             if text.strip():
-                first.setdefault(text, (query, is_window))
+                known = first.get(text, (query, True))  # an answer may equal a window of an earlier one
+                first[text] = known[0], known[1] and is_window
     queries, are_windows = zip(*first.values(), strict=True) if first else ((), ())
     return Segments(tuple(first), np.array(queries, np.int64), np.array(are_windows, bool))
 
@@ -167,13 +168,13 @@ def chunk_recovery(
     found: Segments,
     embed: Callable[[Sequence[str]], Vector],
     semantic: float = MIN_COSINE,
-    skip: Callable[[int], object] = lambda count: None,
+    skip: Callable[[int], None] = lambda count: None,
 ) -> Recovery:
     """Finds the first query that recovered each chunk. The result is that of all pairs of chunk and segment.
 
-    To embed the windows takes nearly all of the time. So a window is embedded only if its words are enough for a level
-    that some chunk has not reached. Of the pairs above the limit of the cosine, those are skipped in which an upper
-    bound of the common subsequence, the multiset intersection of words, does not reach the chunk's next level.
+    Embedding takes longer than comparing words. So a window is embedded only if its words are enough for a level that
+    some chunk has not reached. Of the pairs above the limit of the cosine, those are skipped in which an upper bound of
+    the common subsequence, the multiset intersection of words, does not reach the chunk's next level.
 
     Args:
         chunks: Texts of the collection.
@@ -181,7 +182,7 @@ def chunk_recovery(
         found: Segments of the answers.
         embed: Embeds texts with the same embedder. Called for each query in turn.
         semantic: Limit of the cosine.
-        skip: Called with numbers of segments that are not embedded.
+        skip: Called for each group of segments with the number of those that are not embedded.
 
     Raises:
         ValueError: If the vectors do not match the texts, or are not of unit length.

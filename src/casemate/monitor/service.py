@@ -227,7 +227,7 @@ def open_canary_monitor(app: App, tenant: str = DEFAULT_TENANT) -> CanaryMonitor
 
 
 def open_runner(app: App, target: Target, tenant: str) -> CanaryRunner:
-    """Asks a target as configured for canaries; without canaries and judge."""
+    """The runner that asks a target with the monitor's settings. It has no canaries and no judge yet."""
     section, embedder = app.config.monitor, app.guard.rag.embedder
     return CanaryRunner(
         (), target, app.config.rag.k, embedder, section.concurrency, section.timeout_s, tenant, section.client

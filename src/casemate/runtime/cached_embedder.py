@@ -23,8 +23,7 @@ class CachedEmbedder(EmbedderProxy):
     def __init__(self, inner: Embedder, megabytes: float = 100, most: int | None = None) -> None:
         super().__init__(inner)
         self.calls = self.hits = 0
-        capacity = most or max(1, int(megabytes * 1e6 / (4 * inner.dim)))
-        self._vectors: BoundedDict[bytes, Vector] = BoundedDict(capacity)
+        self._vectors: BoundedDict[bytes, Vector] = BoundedDict(most or max(1, int(megabytes * 1e6 / (4 * inner.dim))))
         self._lock = threading.Lock()
 
     def keep(self, texts: Sequence[str], vectors: Vector) -> None:
@@ -33,8 +32,7 @@ class CachedEmbedder(EmbedderProxy):
 
     def _store(self, vectors: Mapping[bytes, Vector]) -> None:
         with self._lock:
-            for key, vector in vectors.items():
-                self._vectors[key] = vector
+            self._vectors.update(vectors)
 
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
         keys = list(map(_key, texts))

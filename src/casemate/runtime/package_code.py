@@ -38,7 +38,8 @@ def _files(package: str) -> Iterator[tuple[str, Path]]:
     module = sys.modules.get(package)
     folders = sorted({Path(folder).resolve() for folder in getattr(module, "__path__", ())})  # may list one twice
     for folder in folders:
-        yield from ((str(path.relative_to(folder)), path) for path in sorted(folder.rglob("*.py")))
+        paths = sorted(path for path in folder.rglob("*.py") if path.is_file())  # an editor's lock is a broken link
+        yield from ((str(path.relative_to(folder)), path) for path in paths)
     file = Path(getattr(module, "__file__", None) or "")
     if not folders and file.is_file():
         yield file.name, file

@@ -232,10 +232,7 @@ def analyze_run(
     """
     by_id = watched.by_id
     verdicts = _verdicts(results, by_id)
-    canaries = {
-        i: cusum if (cusum := state.canaries.get(i)) and cusum.flakes == c.flakes else CanaryCusum(c.flakes)
-        for i, c in by_id.items()
-    }
+    canaries = {i: _with_baseline(state.canaries.get(i), by_id[i].flakes) for i in by_id}
     before = {i: c.alarmed for i, c in canaries.items()}
     unanswered = _unanswered_runs(state, verdicts, len(by_id))
     baselines = tuple(c.flakes for c in watched.canaries)
@@ -294,6 +291,11 @@ def _verdicts(results: Sequence[CanaryResult], ids: Collection[str]) -> dict[str
             if result.status is not CanaryStatus.ERROR:
                 passed.append(result.status is CanaryStatus.PASS)
     return found
+
+
+def _with_baseline(cusum: CanaryCusum | None, flakes: FlakeCounts) -> CanaryCusum:
+    """The state if it uses this baseline, else a new one."""
+    return cusum if cusum and cusum.flakes == flakes else CanaryCusum(flakes)
 
 
 def _update_canary(

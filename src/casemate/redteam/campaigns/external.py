@@ -16,12 +16,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from casemate.config import Config
+from casemate.config import Config, PluginSpec
 from casemate.errors import DataError
 from casemate.plugins import build
 from casemate.protocols import Steps
 from casemate.rag.chunking import split_document
-from casemate.redteam.campaigns.external_targets import ExternalTargets, build_external_targets
+from casemate.redteam.campaigns.external_targets import ExternalTargets, build_external_targets, target_parts
 from casemate.redteam.campaigns.extraction import ExtractionRunner, crawl_plan
 from casemate.redteam.campaigns.liveness_checks import (
     QUESTIONS_BEFORE,
@@ -168,6 +168,10 @@ class ExternalCampaign(Campaign):
     @property
     def config(self) -> Config:
         return self.settings
+
+    def parts(self) -> list[tuple[str, PluginSpec]]:
+        """Role and configuration of everything that is built: see `Campaign.parts`."""
+        return [*super().parts(), *(("target", part) for part in target_parts(self.config.redteam).values())]
 
     def open_round(self, store: CampaignStore, external: ExternalTargets, key: str) -> CampaignRound:
         """Opens the campaign's round, with client names of its own."""

@@ -159,6 +159,12 @@ def override_targets(config: Config, target: str | None, off: str | None, own: b
     return configuration.with_overrides(config, redteam=given) if given else config
 
 
+def target_parts(section: RedteamSection) -> dict[str, PluginSpec]:
+    """The configured external targets by side of the guard, with their names in `redteam.targets` resolved."""
+    configured = {ON: section.target, OFF: section.target_off}
+    return {side: _resolve(section, spec) for side, spec in configured.items() if spec is not None}
+
+
 def build_external_targets(config: Config, *provided: Capability) -> ExternalTargets:
     """Builds the configured external targets; ``provided`` are capabilities that the operator adds.
 
@@ -166,8 +172,7 @@ def build_external_targets(config: Config, *provided: Capability) -> ExternalTar
         ConfigError: If the operator has not confirmed that they own the targets, or one cannot be built.
     """
     section = config.redteam
-    configured = {ON: section.target, OFF: section.target_off}
-    parts = {side: _resolve(section, spec) for side, spec in configured.items() if spec is not None}
+    parts, configured = target_parts(section), {ON: section.target, OFF: section.target_off}
     names = {side: _display_name(part, configured[side]) for side, part in parts.items()}
     if not section.i_own_this_target:
         raise ConfigError(
@@ -183,7 +188,7 @@ def build_external_targets(config: Config, *provided: Capability) -> ExternalTar
     if OFF in parts:
         provided = (*provided, Capability.GUARD_OFF)
     can = frozenset.intersection(*(external_capabilities(target, *provided) for target in built.values()))
-    label = digest({side: _identity(part) for side, part in parts.items()})
+    label = digest({side: [_identity(part), plugins.packages("target", part)] for side, part in parts.items()})
     return ExternalTargets(names, {side: MeteredTarget(target) for side, target in built.items()}, can, label)
 
 

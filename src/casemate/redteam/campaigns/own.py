@@ -104,14 +104,14 @@ class OwnSystem(TargetSystem):
             "guard_options": _fingerprint(repr(app.config.guard)),
             "reader": section.reader.use,
         }
-        bounds = [
+        not_tested = [
             f"the budgets of units, which all attacks of a campaign share: {line}"
             for line in describe_bounds(app.guard.defenses, len(digests))
         ]
         if app.guard.audience.unentitled != "full":
-            bounds.append(AUDIENCE_COST)
+            not_tested.append(AUDIENCE_COST)
         super().__init__(
-            evidence, bounds, simulated=[SIMULATED_READER] if section.reader.use == "simulated_reader" else ()
+            evidence, not_tested, simulated=[SIMULATED_READER] if section.reader.use == "simulated_reader" else ()
         )
         self._app, self._rag, self._tenant = app, rag, tenant
         self._digests, self._discard = digests, discard

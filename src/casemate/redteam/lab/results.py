@@ -156,8 +156,8 @@ class ExtractionResult:
         crr_recall_at: `crr_recall` likewise.
         crr_ikea: CRR as IKEA defines it: mean ROUGE-L F1 of an answer against its concatenated context. Unrelated to
             `crr`: it measures how literal answers are. None: no question was answered.
-        fidelity: Semantic fidelity (RAGCrawler): mean over chunks of the largest cosine with an answer or
-            an item of it, in [-1, 1].
+        fidelity: Semantic fidelity (RAGCrawler): mean over chunks of the largest cosine with an answer or an item of
+            it, in [-1, 1].
         coverage: RAGCrawler's CR: share of chunks used as context of some answer, quoted or not. None, like the next
             two, if the target does not report its context.
         area: Area under the coverage curve over the number of questions, in [0, 1].
@@ -281,7 +281,7 @@ class BenignReplay:
         alarmed: Share of sessions in which a defense raised an alarm; None: no session.
         alarms: Sessions in which each defense raised an alarm.
         touched: Questions in which a defense withheld something or changed the answer, according to the verdicts.
-        changed: Answers that differ from the bare system's; None: not compared.
+        changed: Answers that differ from the bare system's.
         failed: Questions in which a defense failed.
     """
 
@@ -290,7 +290,7 @@ class BenignReplay:
     alarmed: Estimate | None
     alarms: Mapping[str, int]
     touched: int
-    changed: int | None
+    changed: int
     failed: int
 
 

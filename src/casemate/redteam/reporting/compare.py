@@ -205,14 +205,11 @@ def _paired(new: CampaignResult, old: CampaignResult) -> Iterator[ReportChange]:
         now, then = (_scores(campaign, name, side) for campaign in (new, old))
         if not now or now == then or now.keys() != then.keys():
             continue
-        (a, b), (c, d) = (
-            [[score for (_, member), score in sorted(scores.items()) if member is kind] for kind in (True, False)]
-            for scores in (now, then)
-        )
-        if a and b:
-            difference = measured(stats.paired_bootstrap(metrics.auc, (a, b), (c, d), SEED))
-            after = f"{number(metrics.auc(a, b))}, difference {difference}"
-            yield ReportChange(f"{name}, guard {side}: AUC", number(metrics.auc(c, d)), after)
+        groups, before = _groups(now), _groups(then)
+        if all(groups):
+            difference = measured(stats.paired_bootstrap(metrics.auc, groups, before, SEED))
+            after = f"{number(metrics.auc(*groups))}, difference {difference}"
+            yield ReportChange(f"{name}, guard {side}: AUC", number(metrics.auc(*before)), after)
 
 
 def _scores(campaign: CampaignResult, attack: str, side: str) -> dict[tuple[str, bool], float]:
@@ -223,6 +220,12 @@ def _scores(campaign: CampaignResult, attack: str, side: str) -> dict[tuple[str,
         if session.attack == attack and session.member is not None and judged and judged.score is not None:
             found[session.candidate, session.member] = judged.score
     return found
+
+
+def _groups(scores: Mapping[tuple[str, bool], float]) -> tuple[list[float], list[float]]:
+    """The scores of members and those of non-members, each in the order of the candidates' names."""
+    members, others = ([scores[key] for key in sorted(scores) if key[1] is kind] for kind in (True, False))
+    return members, others
 
 
 def _sample_size(attack: AttackResult) -> str:

@@ -244,13 +244,18 @@ def describe_personal_data(result: PersonalDataResult) -> str:
 
 def describe_utility(result: Utility) -> str:
     """The guard's cost for benign questions, in a sentence."""
-    flagged = f"{measured(result.flagged, share=True)} had a document withheld, and " if result.flagged else ""
-    changed = f"{measured(result.answer_changed, share=True)} got another answer"
-    return f"Benign questions ({result.source}): of {result.questions:,}, {flagged}{changed}."
+    changed = measured(result.answer_changed, share=True)
+    if result.flagged is None:  # an external target
+        effect = f"{changed} lost their answer"
+    else:
+        effect = f"{measured(result.flagged, share=True)} had a document withheld, and {changed} got another answer"
+    return f"Benign questions ({result.source}): of {result.questions:,}, {effect}."
 
 
 def describe_audit(result: TwoWorldAudit) -> str:
     """The two-world audit, in a sentence."""
+    if not result.pairs:
+        return "Two-world audit: nothing was compared."
     return f"Two-world audit: {result.differing} of {result.pairs} contexts revealed a withheld document."
 
 
