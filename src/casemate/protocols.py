@@ -579,8 +579,9 @@ STAGES = tuple(name for name in dir(Defense) if name.startswith("on_"))
 
 
 def unknown_stages(cls: type[Any]) -> list[str]:
-    """Stages of a defense that this version never calls: misspelled, or of another version."""
-    found = {name for name in dir(cls) if name.startswith("on_")} if issubclass(cls, Defense) else set()
+    """Stages of a defense that this version never calls: misspelled, or of another version. Options are none."""
+    names = dir(cls) if issubclass(cls, Defense) else []
+    found = {name for name in names if name.startswith("on_") and callable(getattr(cls, name))}
     return sorted(found.difference(STAGES))
 
 
