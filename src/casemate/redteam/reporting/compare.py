@@ -10,6 +10,7 @@ changes: variance between candidates cancels. The paired differences do not deci
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -209,19 +210,22 @@ def _paired(new: CampaignResult, old: CampaignResult) -> Iterator[ReportChange]:
             [[score for (_, member), score in sorted(scores.items()) if member is kind] for kind in (True, False)]
             for scores in (now, then)
         )
-        if a and b:
+        if min(len(a), len(b)) > 1:  # one has no interval
             difference = measured(stats.paired_bootstrap(metrics.auc, (a, b), (c, d), SEED))
             after = f"{number(metrics.auc(a, b))}, difference {difference}"
             yield ReportChange(f"{name}, guard {side}: AUC", number(metrics.auc(c, d)), after)
 
 
 def _scores(campaign: CampaignResult, attack: str, side: str) -> dict[tuple[str, bool], float]:
-    """The scores of an attack by candidate and membership. One split has one alias for each candidate."""
+    """The scores of an attack by candidate and membership. One split has one alias for each candidate.
+
+    NaN, which has no rank, is no score.
+    """
     found = {}
     for session in campaign.sessions:
-        judged = session.sides.get(side)
-        if session.attack == attack and session.member is not None and judged and judged.score is not None:
-            found[session.candidate, session.member] = judged.score
+        score = judged.score if (judged := session.sides.get(side)) else None
+        if session.attack == attack and session.member is not None and score is not None and not math.isnan(score):
+            found[session.candidate, session.member] = score
     return found
 
 
