@@ -43,7 +43,7 @@ POINTS = {
     "execute": (CampaignStore, "record_trial", 15),
     "audit": (two_world_audit, "_replay", 3),
     "judge": (MembershipRunner, "judge", 1),
-    "write": (files, "_replace", 2),
+    "write": (files, "write_atomically", 7),
     "crawl": (CampaignStore, "put_reply", 4),
 }
 """Where a process stops: owner and name of a function, and the number of the call."""

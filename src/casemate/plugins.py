@@ -19,7 +19,9 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout
 from functools import cache
 from importlib import metadata
 from importlib.metadata import EntryPoint
@@ -284,8 +286,9 @@ def _imported(role: str, entry: EntryPoint) -> type[Any]:
     """The class of an entry point. Importing it runs foreign code, so any error is possible."""
     what = f"the entry point {entry.name} = {_described(entry)} of group casemate.{role}"
     try:
-        cls = entry.load()
-    except Exception as error:
+        with redirect_stdout(sys.stderr):  # stdout may be read by a program
+            cls = entry.load()
+    except (Exception, SystemExit) as error:
         needed = [line for line in (entry.dist and entry.dist.requires) or () if re.match(r"casemate(?![\w.-])", line)]
         needs = f"; it requires {needed[0]}, and {metadata.version('casemate')} is installed" if needed else ""
         raise ConfigError(
@@ -309,6 +312,8 @@ def _fault(base: type[Any], cls: Any) -> str:
         get_type_hints(cls)
     except NameError as error:
         return f"has an option whose type is not imported at run time: {error}"
+    except Exception as error:
+        return f"has an option whose type cannot be evaluated: {type(error).__name__}: {error}"
     return ""
 
 

@@ -1,7 +1,10 @@
 """A result of the red team is reused only if the code of other packages' plug-ins is the same."""
 
+import os
 import sys
+import zipfile
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -73,12 +76,48 @@ def test_the_code_of_a_package_is_that_of_all_its_modules(package):
     assert package_code(cls) != before
 
 
-def test_a_broken_link_of_an_editor_is_no_code(package):
+def test_what_is_no_python_file_of_the_package_does_not_count(package):
     cls = plugins.load("defense", "theirs")
     before = package_code(cls)
-    (package / ".#theirs.py").symlink_to("user@host.1234")
+    (package / ".#words.py").symlink_to("user@host.1234")  # the lock of an editor
+    (package / "templates.py").mkdir()
+    os.mkfifo(package / "pipe.py")
     module._fingerprint.cache_clear()
     assert package_code(cls) == before
+
+
+def test_a_file_that_cannot_be_read_counts_by_its_name(package, monkeypatch):
+    cls, read = plugins.load("defense", "theirs"), Path.read_bytes
+
+    def refuse(path):
+        if path.name == "words.py":
+            raise PermissionError(path)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    before = package_code(cls)
+    edited(package)
+    assert before and package_code(cls) == before
+    (package / "words.py").unlink()
+    module._fingerprint.cache_clear()
+    assert package_code(cls) != before
+
+
+def test_the_code_of_a_package_in_a_zip_file_is_the_file(package, monkeypatch):
+    archive = package.parent / "acme.zip"
+
+    def zipped(words):
+        with zipfile.ZipFile(archive, "w") as file:
+            for name, text in {"__init__": "", "theirs": DEFENSE, "words": words}.items():
+                file.writestr(f"acme_plug_ins/{name}.py", text)
+        module._fingerprint.cache_clear()
+
+    zipped("WORDS = 3")
+    monkeypatch.syspath_prepend(archive)
+    cls = plugins.load("defense", "theirs")
+    before = package_code(cls)
+    zipped("WORDS = 4")
+    assert list(before) == ["acme_plug_ins"] and package_code(cls) != before
 
 
 @pytest.mark.parametrize("part", [Mirabel, Mirabel(), None, 3, open_app])

@@ -23,7 +23,6 @@ from casemate.protocols import (
     Index,
     LanguageModel,
     plug_in_name,
-    unknown_stages,
 )
 from tests.fakes import BagOfWords
 
@@ -89,6 +88,11 @@ def test_an_entry_point_that_fills_no_role_is_refused(installed):
             "@dataclass\nclass Theirs(Defense):\n    before: date | None = None",
             "has an option whose type is not imported at run time: name 'date' is not defined",
         ),
+        (
+            "import sys\n@dataclass\nclass Theirs(Defense):\n    before: sys.Date = None",
+            "has an option whose type cannot be evaluated: AttributeError: module 'sys' has no attribute 'Date'",
+        ),
+        ("raise SystemExit(7)", "cannot be imported: SystemExit: 7; repair or"),
     ],
 )
 def test_an_entry_point_that_cannot_be_used_is_refused_with_the_reason(installed, tmp_path, monkeypatch, code, message):
@@ -101,12 +105,22 @@ def test_an_entry_point_that_cannot_be_used_is_refused_with_the_reason(installed
         plugins.load("defense", "theirs")
 
 
-def test_an_option_whose_name_begins_like_a_stage_is_no_stage():
-    @dataclass
-    class Theirs(Defense):
-        on_missing: str = "skip"
+def test_an_option_whose_name_is_like_that_of_a_stage_is_none(installed, tmp_path, monkeypatch):
+    code = "from dataclasses import dataclass\nfrom casemate import Defense\n"
+    code += "@dataclass\nclass Theirs(Defense):\n    on_missing: str = 'skip'\n"
+    (tmp_path / "plug_in_with_an_option.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    installed("defense", "theirs", "plug_in_with_an_option:Theirs")
+    assert build("defense", PluginSpec(use="theirs", on_missing="fail")).on_missing == "fail"
 
-    assert unknown_stages(Theirs) == []
+
+def test_what_a_plug_in_prints_when_it_is_imported_is_not_on_stdout(installed, tmp_path, monkeypatch, capsys):
+    code = "from casemate.guard.defenses.mirabel import Mirabel\nprint('loaded')\n"
+    (tmp_path / "plug_in_that_prints.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    installed("defense", "theirs", "plug_in_that_prints:Mirabel")
+    plugins.load("defense", "theirs")
+    assert capsys.readouterr() == ("", "loaded\n")
 
 
 def test_the_error_about_a_plug_in_for_another_version_names_the_version_that_it_requires(monkeypatch):

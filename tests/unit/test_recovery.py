@@ -141,6 +141,31 @@ def test_only_windows_that_can_recover_a_chunk_are_embedded():
     assert embedded == ["a b c d e f", "a b c d", "z"] and sum(skipped) == 2
 
 
+def test_a_window_that_is_an_answer_later_counts_as_an_answer():
+    text = "One two three. Four five six. Seven eight nine."
+    found = segments([(1, text), (2, "One two three. Four five six.")], [6])
+    windows = {w for w, is_window in zip(found.texts, found.windows, strict=True) if is_window}
+    assert windows == {"Four five six. Seven eight nine.", "three. Four five six. Seven eight"}
+    assert set(found.queries.tolist()) == {1}
+
+
+def test_a_long_answer_is_compared_in_blocks(monkeypatch):
+    rng = np.random.default_rng(2)
+    monkeypatch.setattr(recovery, "SEGMENT_BLOCK", 7)
+    chunks = [" ".join(rng.choice(list("abcdefghij"), 12).tolist()) for _ in range(8)]
+    found, embedder, counts = segments([(1, " ".join(chunks))], [5, 12]), BagOfWords(), []
+
+    def embed(texts):
+        counts.append(len(texts))
+        return embedder.embed(texts)
+
+    result = recovery.chunk_recovery(chunks, embedder.embed(chunks), found, embed)
+    assert max(counts) <= 7 < sum(counts)
+    firsts = naive(chunks, embedder.embed(chunks), found, embedder.embed(found.texts))
+    np.testing.assert_array_equal(np.stack([result.f1, result.recall]), firsts)
+    assert result.f1.any()
+
+
 def test_rounding_loses_no_pair():
     rng = np.random.default_rng(5)
     found = segment_list(("a",), [1])

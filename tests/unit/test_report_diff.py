@@ -1,3 +1,4 @@
+import math
 import re
 from dataclasses import replace
 
@@ -130,6 +131,23 @@ def test_campaigns_with_one_split_are_compared_in_pairs():
     assert "Paired, over the same candidates:\n  mba, guard on" in render_diff_text(compare_results(better, before))
     shuffled = replace(before, sessions=before.sessions[::-1])
     assert compare_results(better, shuffled).paired == (change,)
+
+
+@pytest.mark.parametrize("few", [slice(19, 40), slice(0, 21)])
+def test_one_candidate_of_a_kind_has_no_paired_interval(few):
+    scores = np.arange(40.0)
+    reports = (scored(scores), scored(-scores))
+    two = slice(few.start - (few.start == 19), few.stop + (few.stop == 21))
+    cut = [[replace(r, sessions=r.sessions[s], sessions_total=len(r.sessions[s])) for r in reports] for s in (few, two)]
+    assert [len(compare_results(*pair).paired) for pair in cut] == [0, 1]
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_reports_without_the_scores_of_all_candidates_are_not_compared_in_pairs(missing):
+    scores = np.arange(40.0)
+    report = scored([missing, *scores[1:]])
+    assert not compare_results(report, scored(-scores)).paired
+    assert not compare_results(scored(-scores), report).paired
 
 
 @pytest.mark.parametrize("other", [{"split": "b"}, {"split": None}, {"cut": 1}])

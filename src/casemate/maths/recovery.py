@@ -31,6 +31,7 @@ Ids: TypeAlias = npt.NDArray[np.int32]
 MIN_ROUGE_L, MIN_COSINE = 0.5, 0.85  # RAGFort's limits: a segment recovers a chunk if ROUGE-L and cosine exceed them
 ROUGE_LEVELS = (0.3, MIN_ROUGE_L, 0.7, 0.9)  # levels of ROUGE-L at which recovery rates are reported
 WINDOW_RATIO = 1.5  # chunks whose lengths differ by at most this factor share a window size
+SEGMENT_BLOCK = 512  # segments that are embedded and compared at once: 20 MB of cosines with 10,000 chunks
 MAX_COMPARISONS = 1000  # chunks with which the words of a window are compared: to embed the window takes longer
 
 
@@ -67,7 +68,7 @@ class Segments(NamedTuple):
     Attributes:
         texts: The segments.
         queries: Number of the first query that gave each segment, (n,), non-decreasing.
-        windows: Whether each segment is a window of an answer only, (n,).
+        windows: Whether each segment is a window of answers only, (n,).
     """
 
     texts: tuple[str, ...]
@@ -180,7 +181,7 @@ def chunk_recovery(
         chunks: Texts of the collection.
         E: Their embeddings, (n, dim), of unit length.
         found: Segments of the answers.
-        embed: Embeds texts with the same embedder. Called for each query in turn.
+        embed: Embeds texts with the same embedder. Called for each query in turn, with ``SEGMENT_BLOCK`` texts at most.
         semantic: Limit of the cosine.
         skip: Called for each group of segments with the number of those that are not embedded.
 
@@ -191,20 +192,22 @@ def chunk_recovery(
     search = _Search(chunks, found)
     closest = np.full(len(chunks), -1.0)
     near = semantic - E.shape[1] * 2.0**-23  # a float32 product of unit rows is off by dim * 2^-24 at most
-    for _, group in groupby(range(len(found.texts)), key=lambda j: int(found.queries[j])):
-        for is_window, parts in groupby(group, key=lambda j: bool(found.windows[j])):
-            given = list(parts)
-            js = [j for j in given if not is_window or search.can_recover(j)]
-            skip(len(given) - len(js))
-            S = embed([found.texts[j] for j in js]) if js else np.empty((0, E.shape[1]), np.float32)
-            _require(S, len(js))
-            cosines = E @ S.T  # (chunks, segments)
-            if not is_window:
-                np.maximum(closest, cosines.max(axis=1), out=closest)
-            for column, j in enumerate(js):
-                rows = np.flatnonzero(cosines[:, column] > near)
-                exact = E[rows].astype(np.float64) @ S[column].astype(np.float64)
-                search.compare(j, rows[exact > semantic])
+    facts = zip(found.queries.tolist(), found.windows.tolist(), range(len(found.texts)), strict=True)
+    for (_, is_window, _), group in groupby(facts, key=lambda fact: (*fact[:2], fact[2] // SEGMENT_BLOCK)):
+        given = [j for *_, j in group]
+        js = [j for j in given if not is_window or search.can_recover(j)]
+        skip(len(given) - len(js))
+        if not js:
+            continue
+        S = embed([found.texts[j] for j in js])
+        _require(S, len(js))
+        cosines = E @ S.T  # (chunks, segments)
+        if not is_window:
+            np.maximum(closest, cosines.max(axis=1), out=closest)
+        for column, j in enumerate(js):
+            rows = np.flatnonzero(cosines[:, column] > near)
+            exact = E[rows].astype(np.float64) @ S[column].astype(np.float64)
+            search.compare(j, rows[exact > semantic])
     return Recovery(search.first_queries[0], search.first_queries[1], closest)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def package_code(part: object) -> dict[str, str]:
-    """The package of a class, function or object, with a fingerprint of all its Python files.
+    """The package of a class, function or object, with a fingerprint of all its Python files, or of its zip file.
 
     Empty for Casemate's own code, and for code without a file.
     """
@@ -29,13 +29,24 @@ def _fingerprint(package: str) -> str:
     found = hashlib.blake2b(digest_size=8)
     files = list(_files(package))
     for name, path in files:
-        content = path.read_bytes()
+        content = _content(path)
         found.update(f"{name}\0{len(content)}\0".encode(errors="surrogatepass") + content)
     return found.hexdigest() if files else ""
 
 
+def _content(path: Path) -> bytes:
+    """Of a file. One that cannot be read counts by its name: no code of this process is from it."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
 def _files(package: str) -> Iterator[tuple[str, Path]]:
     module = sys.modules.get(package)
+    if archive := getattr(getattr(module, "__loader__", None), "archive", None):  # imported from a zip file
+        yield Path(archive).name, Path(archive)
+        return
     folders = sorted({Path(folder).resolve() for folder in getattr(module, "__path__", ())})  # may list one twice
     for folder in folders:
         paths = sorted(path for path in folder.rglob("*.py") if path.is_file())  # an editor's lock is a broken link

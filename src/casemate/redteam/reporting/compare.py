@@ -10,6 +10,7 @@ changes: variance between candidates cancels. The paired differences do not deci
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -206,19 +207,22 @@ def _paired(new: CampaignResult, old: CampaignResult) -> Iterator[ReportChange]:
         if not now or now == then or now.keys() != then.keys():
             continue
         groups, before = _groups(now), _groups(then)
-        if all(groups):
+        if min(map(len, groups)) > 1:  # one has no interval
             difference = measured(stats.paired_bootstrap(metrics.auc, groups, before, SEED))
             after = f"{number(metrics.auc(*groups))}, difference {difference}"
             yield ReportChange(f"{name}, guard {side}: AUC", number(metrics.auc(*before)), after)
 
 
 def _scores(campaign: CampaignResult, attack: str, side: str) -> dict[tuple[str, bool], float]:
-    """The scores of an attack by candidate and membership. One split has one alias for each candidate."""
+    """The scores of an attack by candidate and membership. One split has one alias for each candidate.
+
+    NaN, which has no rank, is no score.
+    """
     found = {}
     for session in campaign.sessions:
-        judged = session.sides.get(side)
-        if session.attack == attack and session.member is not None and judged and judged.score is not None:
-            found[session.candidate, session.member] = judged.score
+        score = judged.score if (judged := session.sides.get(side)) else None
+        if session.attack == attack and session.member is not None and score is not None and not math.isnan(score):
+            found[session.candidate, session.member] = score
     return found
 
 
