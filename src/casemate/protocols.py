@@ -106,8 +106,8 @@ class Index(Protocol):
     def open(self, fingerprint: str, dim: int) -> None:
         """Opens or creates the store for the vectors of one embedder.
 
-        Every other call but ``clear`` and ``close`` raises a BackendError before it, and after ``close``. It raises a
-        DataError once another process has cleared the store for another embedder.
+        Before it, and after ``close``, every call but ``clear`` and ``close`` raises a BackendError. Once another
+        process has cleared the store for another embedder, these calls raise a DataError.
 
         Raises:
             DataError: If it holds vectors of another embedder, is damaged, or is not an index.
@@ -168,7 +168,7 @@ class Index(Protocol):
         """Recomputes the moments from the stored vectors."""
 
     def clear(self) -> None:
-        """Removes all documents of all tenants, and the embedder's fingerprint. Before or after ``open``."""
+        """Removes all documents of all tenants, and the embedder's fingerprint. It needs no ``open``."""
 
     def close(self) -> None:
         """Closes files and connections."""

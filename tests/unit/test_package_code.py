@@ -16,6 +16,7 @@ from casemate.guard.defenses.mirabel import Mirabel
 from casemate.redteam.campaigns.external import ExternalMembershipCampaign
 from casemate.redteam.campaigns.external_targets import build_external_targets
 from casemate.redteam.campaigns.own import OwnMembershipCampaign
+from casemate.redteam.campaigns.probe import OwnProbeCampaign
 from casemate.redteam.lab.store import CampaignStore
 from casemate.runtime import package_code as module
 from casemate.runtime.package_code import package_code
@@ -169,3 +170,10 @@ def test_an_interrupted_campaign_on_a_target_is_not_continued_after_a_change_of_
     assert build_external_targets(settings).label != before
     campaign = ExternalMembershipCampaign(settings)
     assert campaign._versions()["versions.acme_plug_ins"] in package_code(plugins.load("target", "remote")).values()
+
+
+def test_the_code_of_the_finder_of_personal_data_counts(package, tmp_path):
+    probe = {"personal_data": "presidio"}
+    given = {"rag": {"corpus": "corpus.jsonl", "embedder": "bag"}, "redteam": {"probe": probe}}
+    with open_app(configuration.parse(given, folder=tmp_path)) as app:
+        assert ("personal_data_finder", PluginSpec(use="presidio")) in OwnProbeCampaign(app).parts()

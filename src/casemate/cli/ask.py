@@ -18,6 +18,7 @@ from casemate import config as configuration
 from casemate.app import open_app
 from casemate.backends.generators.extractive import unanswered_reason
 from casemate.cli.console import Code, ConfigFile, Json, Tenant, note, out, plain, print_json, say, shown
+from casemate.config import Config
 from casemate.errors import BackendError, ConfigError, QueryError
 from casemate.gateway.auth.keys import ApiKey, ApiKeyStore, query_of
 from casemate.guard import verdict_log
@@ -54,9 +55,7 @@ def ask(
         raise ConfigError("give either a question or --from FILE")
     if as_client and client:
         raise ConfigError("--as and --client exclude each other: a key is a client; give one of them")
-    settings = configuration.read(config)
-    if guard:  # not validated: an operator may compare mode off with an audience, which no gateway may serve
-        settings = settings.model_copy(update={"guard": settings.guard.model_copy(update={"mode": guard})})
+    settings = _with_mode(configuration.read(config), guard)
     with open_app(settings) as app:
         asker = _Asker.of(app, as_client, client, tenant, settings.rag.k if k is None else k)
         asker.warn_of_observe_mode()
@@ -184,6 +183,13 @@ def _failure(verdict: Verdict) -> str:
         f"[yellow]the guard could not judge[/yellow] ({shown(message)}). "
         "In enforce mode this answer would have had no context."
     )
+
+
+def _with_mode(settings: Config, mode: str | None) -> Config:
+    """Not validated: an operator may compare mode off with an audience, which no gateway may serve."""
+    if mode is None:
+        return settings
+    return settings.model_copy(update={"guard": settings.guard.model_copy(update={"mode": mode})})
 
 
 async def _print_stream(parts: AsyncIterator[str]) -> str:

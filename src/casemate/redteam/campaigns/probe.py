@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from casemate.backends.indexes.sqlite import SqliteIndex
-from casemate.config import Config
+from casemate.config import Config, PluginSpec
 from casemate.guard.defenses.personal_data import find_new
 from casemate.guard.guard import Guard
 from casemate.maths.stats import proportion
@@ -231,6 +231,11 @@ class OwnProbeCampaign(OwnCampaign):
         system.evidence = {**system.evidence, "questions from": source}
         system.simulated = [SIMULATED] if system.simulated else []
         return system, runner
+
+    def parts(self) -> list[tuple[str, PluginSpec]]:
+        """Role and configuration of everything that is built: see `Campaign.parts`."""
+        finder = self.config.redteam.probe.personal_data
+        return [*super().parts(), *([("personal_data_finder", finder)] if finder else [])]
 
     def attacks(self) -> dict[str, InjectionAttack]:
         """The configured attacks by name."""
