@@ -12,6 +12,7 @@ letters of any script, no stemming.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -290,12 +291,13 @@ class _Search:
 
     def _index(self) -> list[tuple[Ids, Ids]]:
         """For each word the chunks that contain it, and how often."""
-        found: list[tuple[list[int], list[int]]] = [([], []) for _ in self._vocabulary]
+        found = [(array("i"), array("i")) for _ in self._vocabulary]  # less memory than lists
         for i, chunk in enumerate(self._chunks):
             for word, count in Counter(chunk.known).items():
-                found[word][0].append(i)
-                found[word][1].append(count)
-        return [(np.array(holders, np.int32), np.array(counts, np.int32)) for holders, counts in found]
+                holders, counts = found[word]
+                holders.append(i)
+                counts.append(count)
+        return [(np.asarray(holders), np.asarray(counts)) for holders, counts in found]
 
     def _read(self, text: str) -> _Text:
         spoken = words(text)

@@ -44,7 +44,7 @@ class ReportChange(NamedTuple):
     after: str
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.before} → {self.after}"
+        return f"{self.what}: {self.before} -> {self.after}"
 
 
 @dataclass(frozen=True, slots=True)
