@@ -155,7 +155,7 @@ class GuardSection(Section):
         if wanted != "full" and self.mode == "off":
             raise ValueError(f"audience.unentitled is {wanted!r}, and mode off gives every client full text")
         if wanted == "quorum" and "quorum" not in {spec.use for spec in self.defenses}:
-            raise ValueError("audience.unentitled is 'quorum', and 'quorum' is not in defenses; add it as the last one")
+            raise ValueError("audience.unentitled is 'quorum', which is not in defenses; add it before crawl_limit")
         if wanted == "full" and (self.audience.entitled or self.audience.function):
             raise ValueError("audience.entitled has rules without effect; set audience.unentitled to quorum or nothing")
         return self

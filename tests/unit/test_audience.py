@@ -153,7 +153,7 @@ def test_missing_metadata_never_entitles(metadata):
     ("section", "message"),
     [
         ({"audience": {"unentitled": "some"}}, "unentitled"),
-        ({"audience": {"unentitled": "quorum"}}, "'quorum' is not in defenses"),
+        ({"audience": {"unentitled": "quorum"}}, "'quorum', which is not in defenses; add it before crawl_limit"),
         ({"audience": {"unentitled": "nothing"}, "mode": "off"}, "mode off gives every client full text"),
         ({"audience": {"entitled": [{"groups": ["a"]}]}}, "rules without effect"),
         ({"audience": {"unentitled": "nothing", "entitled": [{"group": ["a"]}]}}, "did you mean 'groups'"),
