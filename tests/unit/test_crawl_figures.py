@@ -12,7 +12,7 @@ from casemate.errors import BackendError
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab.benign import replay_benign_sessions
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan, CrawlTrace
-from casemate.redteam.lab.extraction_metrics import measure_crawl
+from casemate.redteam.lab.extraction_metrics import measure_crawl, without_context
 from casemate.redteam.lab.results import RecoveredText
 from casemate.redteam.lab.store import CampaignStore, Exchange
 from casemate.types import UNKNOWN, Action, Verdict
@@ -110,6 +110,14 @@ def test_the_guard_is_compared_with_the_bare_system(tmp_path, store):
     assert crawled.ratio.low <= crawled.ratio.value <= crawled.ratio.high
     assert (off.alarms, off.first_alarm, off.touched) == ({}, None, 0)
     assert (on.alarms, on.first_alarm, on.touched) == ({"hide": 60}, 1, 60)
+
+
+def test_without_a_reported_context_only_metrics_of_replies_remain(store):
+    crawled = figures(store, {"off": OverlapTarget()}, questions=8, k=3)
+    whole, part = (crawl.by_target["off"] for crawl in (crawled, without_context(crawled)))
+    lost = dict.fromkeys(("crr_ikea", "coverage", "area", "efficiency", "verbatim"))
+    assert part == replace(whole, curve=tuple((at, None, crr) for at, _, crr in whole.curve), **lost)
+    assert len(part.curve) > 2
 
 
 def test_a_crawl_without_questions_recovers_nothing(store):
