@@ -304,6 +304,23 @@ def test_changed_words_in_the_order_of_a_text_are_counted(name, start):
     assert max(b.bit_count() / n for b, n in zip(bits[:1] + bits[2:], counter.lengths[1:], strict=True)) < 0.35
 
 
+ENDS = "crimson harbor velvet the mountain silver 7 garden thunder window marble candle forest-lantern"
+CHANGED = " ".join(part if part == "7" else f"{part[0]}qzxkvj{part[-1]}" for part in ENDS.split())
+
+
+def test_a_run_of_ends_of_words_discloses_all_words_up_to_the_end_of_the_text():
+    counter = DisclosureCounter([f"Carved on the {ENDS}"])
+    assert positions(counter.read(CHANGED)[0]) == list(range(3, 17))
+    assert counter.credited == counter.covered
+
+
+def test_ends_of_words_are_read_while_a_long_answer_streams():
+    counter = DisclosureCounter([ENDS])
+    for word in CHANGED.split() + 200 * ["the"]:
+        counter.add(f" {word}")
+    assert counter.disclosed_words == 14  # before ``finish``
+
+
 @pytest.mark.parametrize("change", [str, *OUTLINED.values()])
 def test_letters_at_the_ends_of_words_of_other_notes_disclose_nothing_more(change, monkeypatch):
     answers = [change(note) for note in NOTES[30:40]]
