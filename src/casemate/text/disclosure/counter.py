@@ -22,8 +22,6 @@ from casemate.text.tokens import UNSPACED, character_pairs
 
 BLOCK, MAX_BLOCK = 192, 2000
 """Letters and digits without a word of the texts after which they are decoded, and the maximum number of characters."""
-_GROUP = 1 << 12
-"""Number of decoded letters from which they are searched."""
 _LEAST_LETTERS = 0.35
 """Share of letters below which a decoding is noise: a fifth of random bytes are letters."""
 _LETTERS_ONLY = re.compile(r"[^\W_]+")
@@ -207,7 +205,7 @@ class DisclosureCounter:
         if not self._texts or not block:
             return
         before, decoded, unknown, hidden = self._disclosed(), decodings(block), "", 0
-        streams, size = list[tuple[str, str]](), 0
+        streams = list[tuple[str, str]]()
         for form, text in decoded:
             letters = only_letters(text)
             if form == "plain" or len(letters) >= _LEAST_LETTERS * len(text):
@@ -220,10 +218,6 @@ class DisclosureCounter:
                 self._read(f"{form}, reversed", " ".join(words)[::-1].split()[::-1])
                 self._read(f"{form}, consonants", self._context.speller.complete(words))
                 streams.append((form, letters))
-                size += len(letters)
-            if size >= _GROUP:
-                self._read_letters(streams)
-                streams, size = [], 0
         self._read_letters([*streams, ("unknown", unknown)])
         if not decoded[0].text.isascii():
             self._read_joined(unicodedata.normalize("NFC", decoded[0].text))
