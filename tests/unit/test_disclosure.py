@@ -313,6 +313,14 @@ def test_a_run_of_ends_of_words_discloses_all_words_up_to_the_end_of_the_text():
     assert counter.credited == counter.covered
 
 
+@pytest.mark.parametrize("count", range(13, 24))
+def test_long_runs_of_ends_of_words_disclose_their_last_words(count):
+    text = ascii_lowercase[:count]
+    counter = DisclosureCounter([" ".join(f"{c}ardo{c}" for c in text)])
+    counter.read(" ".join(f"{c}qzxkvj{c}" for c in text))
+    assert counter.disclosed_words >= count - count % 2  # runs are found at even positions
+
+
 def test_ends_of_words_are_read_while_a_long_answer_streams():
     counter = DisclosureCounter([ENDS])
     for word in CHANGED.split() + 200 * ["the"]:

@@ -183,6 +183,7 @@ class DisclosureCounter:
 
     def _read_outline(self, outline: Outline) -> None:
         """Discloses runs of words whose first or last letters the answer contains, if most of a run is new."""
+        before = list(self.bits)  # runs overlap: the words of one do not make the next one old
         for run in outline.likely(self._context.outlines):
             self.steps += len(self._texts)
             places = [text.outline.places.get(run) for text in self._texts]
@@ -192,7 +193,7 @@ class DisclosureCounter:
                     continue
                 starts = self._texts[number].starts
                 bits = (1 << starts[place[1] + 1]) - (1 << starts[place[0]])
-                if 2 * (bits & ~self.bits[number]).bit_count() < OUTLINE:
+                if 2 * (bits & ~before[number]).bit_count() < OUTLINE:
                     continue
                 self._disclose(self.bits, number, bits)
                 if number < self._shown and not is_credited:
