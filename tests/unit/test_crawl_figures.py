@@ -24,6 +24,7 @@ from tests.unit.crawl_fakes import (
     OverlapTarget,
     Quote,
     RandomWords,
+    crawl,
     figures,
     flagged,
     run_crawl,
@@ -64,6 +65,12 @@ def test_the_curve_records_when_chunks_are_recovered(store):
         after = next((at for at, coverage, _ in result.curve if coverage * 30 >= share - 1e-9), None)
         assert result.coverage_after[name] == result.crr_after[name] == after
     assert result.coverage_after["10%"] == 1
+
+
+def test_parts_of_a_reply_recover_their_chunks(store):
+    crawler, traces = crawl(store, FixedQuestions(("only1",)), {"off": OverlapTarget()}, k=3)
+    result = measure_crawl(crawler, traces, COLLECTION, BagOfWords(), windows=False).by_target["off"]
+    assert (result.segments, result.crr.value) == (4, pytest.approx(3 / 30))
 
 
 def test_a_refusal_covers_no_chunk(store):

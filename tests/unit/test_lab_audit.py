@@ -252,7 +252,7 @@ def test_a_member_without_which_a_defense_has_too_few_chunks_is_counted_and_not_
     size = max(len(source.ids) for source in lab.indexed.values())
     enough = audited(lab, lambda: HideFromMany(lab.secret, chunks - size)).audit
     assert (enough.pairs, enough.differing, enough.not_compared) == (40, 0, 0)
-    few = audited(lab, lambda: HideFromMany(lab.secret, chunks), attacks=None).audit
+    few = audited(lab, lambda: HideFromMany(lab.secret, chunks), lambda: HideFromMany(min_documents=1)).audit
     assert (few.pairs, few.differing, few.not_compared) == (0, 0, 20)
     check = _audit_check(few)
     assert check.status is CheckStatus.INCONCLUSIVE

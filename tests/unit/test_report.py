@@ -198,6 +198,8 @@ def test_the_reason_names_only_attacks_without_metrics_of_either_target():
     )
     check = reported_checks(campaign(status=CheckStatus.PASS, checks=(), attacks=attacks))[-1]
     assert (check.status, check.why) == (CheckStatus.INCONCLUSIVE, "s2mia has no metrics: no route")
+    passed = (Check("a", CheckStatus.PASS, 0.0, 0.0, ""),)
+    assert overall_status(campaign(status=CheckStatus.PASS, checks=passed, attacks=attacks[:2])) is CheckStatus.PASS
 
 
 def test_a_passing_campaign_passes_in_every_format():
