@@ -70,15 +70,13 @@ class DisclosureCounter:
         asked = split_words(fold_text(question))
         self._question, self._scripts = frozenset(asked), scripts_of(question)
         self._unordered = defaultdict[str, UnorderedWords](partial(UnorderedWords, self._context, self._question))
-        self._asked = [0] * len(self._texts)
-        if asked:
-            self._read("question", asked)
-            self._asked, self.bits = self.bits, [0] * len(self._texts)
-            self._credited = [0] * len(texts)
-            self._chains.clear()
-            self._unordered.clear()
-            self._few.clear()
-            self.growth = 0
+        self._read("question", asked)
+        self._asked, self.bits = self.bits, [0] * len(self._texts)
+        self._credited = [0] * len(texts)
+        self._chains.clear()
+        self._unordered.clear()
+        self._few.clear()
+        self.growth = 0
 
     @property
     def covered(self) -> list[int]:
@@ -293,6 +291,5 @@ class DisclosureCounter:
 
     def _disclose(self, masks: list[int], number: int, bits: int) -> None:
         before = masks[number]
-        masks[number] = after = before | bits
-        if after != before:
-            self.growth += (after ^ before).bit_count()
+        masks[number] = before | bits
+        self.growth += (bits & ~before).bit_count()
