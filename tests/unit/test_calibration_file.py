@@ -86,6 +86,7 @@ def test_attainable_rate_has_a_finite_threshold(benign, rate):
     assert math.isfinite(made.threshold(made.attainable_rate(rate)))
     if math.isfinite(made.threshold(rate)):
         assert made.attainable_rate(rate) == rate
+    assert bool(made.shortage("rate", rate)) is math.isinf(made.threshold(rate))
 
 
 @pytest.mark.parametrize("rate", [0.002, 0.01, 0.3])

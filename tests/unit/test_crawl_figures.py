@@ -12,7 +12,7 @@ from casemate.errors import BackendError
 from casemate.rag.pipeline import Rag
 from casemate.redteam.lab.benign import replay_benign_sessions
 from casemate.redteam.lab.extraction_experiment import Crawler, CrawlPlan, CrawlTrace
-from casemate.redteam.lab.extraction_metrics import measure_crawl
+from casemate.redteam.lab.extraction_metrics import measure_crawl, without_context
 from casemate.redteam.lab.results import RecoveredText
 from casemate.redteam.lab.store import CampaignStore, Exchange
 from casemate.types import UNKNOWN, Action, Verdict
@@ -24,6 +24,7 @@ from tests.unit.crawl_fakes import (
     OverlapTarget,
     Quote,
     RandomWords,
+    crawl,
     figures,
     flagged,
     run_crawl,
@@ -64,6 +65,12 @@ def test_the_curve_records_when_chunks_are_recovered(store):
         after = next((at for at, coverage, _ in result.curve if coverage * 30 >= share - 1e-9), None)
         assert result.coverage_after[name] == result.crr_after[name] == after
     assert result.coverage_after["10%"] == 1
+
+
+def test_parts_of_a_reply_recover_their_chunks(store):
+    crawler, traces = crawl(store, FixedQuestions(("only1",)), {"off": OverlapTarget()}, k=3)
+    result = measure_crawl(crawler, traces, COLLECTION, BagOfWords(), windows=False).by_target["off"]
+    assert (result.segments, result.crr.value) == (4, pytest.approx(3 / 30))
 
 
 def test_a_refusal_covers_no_chunk(store):
@@ -110,6 +117,14 @@ def test_the_guard_is_compared_with_the_bare_system(tmp_path, store):
     assert crawled.ratio.low <= crawled.ratio.value <= crawled.ratio.high
     assert (off.alarms, off.first_alarm, off.touched) == ({}, None, 0)
     assert (on.alarms, on.first_alarm, on.touched) == ({"hide": 60}, 1, 60)
+
+
+def test_without_a_reported_context_only_metrics_of_replies_remain(store):
+    crawled = figures(store, {"off": OverlapTarget()}, questions=8, k=3)
+    whole, part = (crawl.by_target["off"] for crawl in (crawled, without_context(crawled)))
+    lost = dict.fromkeys(("crr_ikea", "coverage", "area", "efficiency", "verbatim"))
+    assert part == replace(whole, curve=tuple((at, None, crr) for at, _, crr in whole.curve), **lost)
+    assert len(part.curve) > 2
 
 
 def test_a_crawl_without_questions_recovers_nothing(store):

@@ -226,9 +226,8 @@ HOSTILE = ["\\", "<b>", "a", "A7", "01 ", "%41", "=41", "VkdobA== ", "\ud800", "
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_counts_equal_those_of_all_comparisons(seed, monkeypatch):
+def test_counts_equal_those_of_all_comparisons(seed):
     """Random and hostile answers: repeated words, one word at several near places, disguises within disguises."""
-    monkeypatch.setattr(disclosure.counter, "_GROUP", 150)  # letters of one block are searched in several groups
     rng = random.Random(seed)
     texts = [
         " ".join(rng.choices(SMALL, k=rng.randrange(30))) if rng.random() < 0.5 else rng.choice(NOTES) for _ in range(5)
@@ -302,6 +301,31 @@ def test_changed_words_in_the_order_of_a_text_are_counted(name, start):
     bits = counter.read(OUTLINED[name](NOTES[start + 1]))
     assert bits[1].bit_count() > 0.7 * counter.lengths[1]
     assert max(b.bit_count() / n for b, n in zip(bits[:1] + bits[2:], counter.lengths[1:], strict=True)) < 0.35
+
+
+ENDS = "crimson harbor velvet the mountain silver 7 garden thunder window marble candle forest-lantern"
+CHANGED = " ".join(part if part == "7" else f"{part[0]}qzxkvj{part[-1]}" for part in ENDS.split())
+
+
+def test_a_run_of_ends_of_words_discloses_all_words_up_to_the_end_of_the_text():
+    counter = DisclosureCounter([f"Carved on the {ENDS}"])
+    assert positions(counter.read(CHANGED)[0]) == list(range(3, 17))
+    assert counter.credited == counter.covered
+
+
+@pytest.mark.parametrize("count", range(13, 24))
+def test_long_runs_of_ends_of_words_disclose_their_last_words(count):
+    text = ascii_lowercase[:count]
+    counter = DisclosureCounter([" ".join(f"{c}ardo{c}" for c in text)])
+    counter.read(" ".join(f"{c}qzxkvj{c}" for c in text))
+    assert counter.disclosed_words >= count - count % 2  # runs are found at even positions
+
+
+def test_ends_of_words_are_read_while_a_long_answer_streams():
+    counter = DisclosureCounter([ENDS])
+    for word in CHANGED.split() + 200 * ["the"]:
+        counter.add(f" {word}")
+    assert counter.disclosed_words == 14  # before ``finish``
 
 
 @pytest.mark.parametrize("change", [str, *OUTLINED.values()])

@@ -7,6 +7,7 @@ import threading
 import time
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -37,7 +38,7 @@ from casemate.redteam.campaigns.liveness_checks import (
     LivenessResult,
     check_still_answers,
 )
-from casemate.redteam.lab.capabilities import CHECKS, NO_BARE_TARGET, Capability
+from casemate.redteam.lab.capabilities import CHECKS, NO_BARE_TARGET, Capability, external_capabilities
 from casemate.redteam.lab.datasets import genre_auc, split_provided
 from casemate.redteam.lab.results import CheckStatus, load_result
 from casemate.redteam.reporting.files import newest_report, write_report
@@ -472,6 +473,14 @@ class TestTargetSelection:
             ).label
 
         assert label("old") == label("new") != label("new", "http://b.example/ask")
+
+    def test_a_target_that_declares_nothing_only_answers(self):
+        assert external_capabilities(object()) == {Capability.ANSWERS}
+        assert external_capabilities(SimpleNamespace(can=("verdicts",)), Capability.PROVIDED) == {
+            Capability.ANSWERS,
+            Capability.PROVIDED,
+            Capability.VERDICTS,
+        }
 
     def test_capabilities_follow_from_templates(self):
         def can(**options):

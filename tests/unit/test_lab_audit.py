@@ -146,6 +146,13 @@ def test_a_guard_that_does_not_refill_the_context_is_detected(lab):
     assert worlds.audit.rate == stats.proportion(2, 2)
 
 
+def test_a_trace_in_a_tenant_of_its_own_is_detected(lab):
+    inside = [d for d in lab.documents if d not in lab.split.nonmembers]
+    lab.index.add(inside, lab.embedder.embed([d.content for d in inside]), "ward")
+    worlds = audited(lab, lambda: Shorten(frozenset({lab.split.members[0].source})), tenant="ward")
+    assert (worlds.audit.pairs, worlds.audit.differing) == (2, 2)
+
+
 def test_a_guard_with_client_state_is_detected_in_the_next_question(lab):
     secret = frozenset({lab.split.members[0].source})
     worlds = audited(lab, lambda: BlockAfterHit(secret))
@@ -245,7 +252,7 @@ def test_a_member_without_which_a_defense_has_too_few_chunks_is_counted_and_not_
     size = max(len(source.ids) for source in lab.indexed.values())
     enough = audited(lab, lambda: HideFromMany(lab.secret, chunks - size)).audit
     assert (enough.pairs, enough.differing, enough.not_compared) == (40, 0, 0)
-    few = audited(lab, lambda: HideFromMany(lab.secret, chunks), attacks=None).audit
+    few = audited(lab, lambda: HideFromMany(lab.secret, chunks), lambda: HideFromMany(min_documents=1)).audit
     assert (few.pairs, few.differing, few.not_compared) == (0, 0, 20)
     check = _audit_check(few)
     assert check.status is CheckStatus.INCONCLUSIVE

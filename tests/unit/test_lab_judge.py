@@ -20,10 +20,11 @@ from casemate.redteam.lab.judge import (
     attack_result,
     clustered_rate,
     compare_to_limit,
+    crawl_check,
     judge_campaign,
     membership_metrics,
 )
-from casemate.redteam.lab.results import CheckStatus, Trial, TwoWorldAudit, Utility
+from casemate.redteam.lab.results import CheckStatus, Crawl, ExtractionResult, Trial, TwoWorldAudit, Utility
 from tests.fakes import Parrot, documents
 from tests.lab_setting import Coin, Name
 
@@ -285,7 +286,8 @@ def test_too_few_trials_give_no_metrics(split):
     found = judge_campaign(trials, split, {"name": Name()}, utility=UTILITY, audit=AUDIT)
     assert found.attacks[0].off is None
     assert "fewer than 5" in found.attacks[0].error
-    assert checks(found)[INFERENCE].status is CheckStatus.INCONCLUSIVE
+    check = checks(found)[INFERENCE]
+    assert (check.status, check.atlas) == (CheckStatus.INCONCLUSIVE, judge.ATLAS)
     assert membership_metrics(made(split, 2.0, count=60), split.half, guarded=False) is not None
 
 
@@ -304,6 +306,37 @@ def test_no_check_is_inconclusive():
 )
 def test_a_limit_is_kept_or_broken_by_the_whole_interval(rate, status):
     assert compare_to_limit(rate, 0.05) is status
+
+
+def crawl_side(crr, **fields):
+    return ExtractionResult(12, 100, 20, crr, crr, {}, {}, None, 0.5, None, None, None, None, {}, {}, **fields)
+
+
+STRONG, FEW = Estimate(0.5, 0.4, 0.6), Estimate(0.01, 0.0, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("on", "off", "accepted", "status"),
+    [
+        (crawl_side(FEW), crawl_side(STRONG), False, CheckStatus.PASS),
+        (crawl_side(Estimate(0.01, 0.0, 0.051)), crawl_side(STRONG), False, CheckStatus.INCONCLUSIVE),
+        (crawl_side(Estimate(0.1, 0.051, 0.2)), crawl_side(STRONG), False, CheckStatus.FAIL),
+        (crawl_side(FEW), crawl_side(Estimate(0.02, 0.01, 0.05)), False, CheckStatus.PASS),
+        (crawl_side(FEW), crawl_side(Estimate(0.019, 0.01, 0.05)), False, CheckStatus.INCONCLUSIVE),
+        (crawl_side(FEW), None, False, CheckStatus.INCONCLUSIVE),
+        (crawl_side(FEW), None, True, CheckStatus.PASS),
+        (crawl_side(STRONG), None, False, CheckStatus.FAIL),
+        (crawl_side(STRONG), None, True, CheckStatus.FAIL),
+        (crawl_side(FEW, failed=1), crawl_side(STRONG), False, CheckStatus.ERROR),
+        (crawl_side(FEW, error="no route"), crawl_side(STRONG), False, CheckStatus.ERROR),
+        (crawl_side(FEW), crawl_side(STRONG, error="no route"), False, CheckStatus.ERROR),
+    ],
+)
+def test_a_crawl_passes_only_if_the_guard_limits_a_crawler_that_works_without_it(on, off, accepted, status):
+    sides = {"on": on} if off is None else {"off": off, "on": on}
+    found = crawl_check(Crawl("worm", "a paper", 0, 12, 1, "bag", sides), 0.05, accepted)
+    assert (found.status, found.value, found.limit) == (status, on.crr.value, 0.05)
+    assert "no route" in found.why or not any(side.error for side in sides.values())
 
 
 def test_the_limits_are_configurable(split):
@@ -327,6 +360,17 @@ def test_adjusted_accuracy_has_the_binomial_interval_folded_at_one_half(tp, fp):
     ends = sorted([abs(low - 0.5), abs(high - 0.5)])
     expected = [abs(right / 2000 - 0.5), 0.0 if low <= 0.5 <= high else ends[0], ends[1]]
     assert adjusted_accuracy(fitted(tp, 1000, fp, 1000)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("m", "n", "tp", "fp"), [(7, 11, 3, 4), (7, 11, 4, 3), (30, 121, 18, 49)])
+def test_the_interval_of_unequal_kinds_contains_those_of_the_neighboring_counts(m, n, tp, fp):
+    trials = 4 * m * n // (m + n)
+    exact = trials * (tp / m + (n - fp) / n) / 2
+    assert exact % 1 > 0  # no number of trials gives this accuracy
+    below, above = (stats.proportion(count, trials) for count in (math.floor(exact), math.ceil(exact)))
+    low, high = adjusted_accuracy(fitted(tp, m, fp, n))[1:]
+    assert 0.5 + high >= above.high - 1e-12
+    assert low == (pytest.approx(below.low - 0.5) if below.low > 0.5 else 0)
 
 
 def test_unbalanced_candidates_are_no_advantage():
@@ -408,6 +452,17 @@ def test_the_auc_drop_is_paired_by_candidate(split):
     part = attack_result("name", Name(), campaign(split, off, on[:200]), split.half)
     again = attack_result("name", Name(), campaign(split, off[:200], on[:200]), split.half)
     assert part.auc_drop == again.auc_drop
+
+
+@pytest.mark.parametrize("kind", [True, False])
+def test_targets_without_a_common_member_or_nonmember_have_no_auc_drop(split, kind):
+    trials = made(split, 2.0)
+    one, other = [t for t in trials if t.member is kind], tuple(t for t in trials if t.member is not kind)
+    off, on = (*one[:100], *other), (*one[100:200], *other)
+    result = attack_result("name", Name(), campaign(split, off, on), split.half)
+    assert result.off is not None
+    assert result.on is not None
+    assert result.auc_drop is None
 
 
 def test_the_same_trials_give_the_same_metrics(split):

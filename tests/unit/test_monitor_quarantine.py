@@ -24,7 +24,7 @@ from casemate.monitor.poisoning.scoring import (
     ScreeningResult,
     SignalDistribution,
 )
-from casemate.monitor.poisoning.screening_gate import ScreeningGate
+from casemate.monitor.poisoning.screening_gate import ScreeningGate, TenantScreening
 from casemate.protocols import Defense
 from casemate.rag.pipeline import Rag
 from casemate.types import Document
@@ -281,6 +281,37 @@ class TestScreeningGate:
 
     def test_removes_through_the_guard(self, world):
         assert asyncio.run(world.gate().remove(["d1"])) == 1 and "d1" not in world.indexed()
+
+
+class OpenGate:
+    """A gate that accepts all documents."""
+
+    enforce = True
+
+    def __init__(self):
+        self.seen = []
+
+    async def add(self, documents, tenant, progress=None, uploader=""):
+        self.seen.append((tenant, uploader))
+        return {}
+
+
+class TestTenantScreening:
+    def test_documents_keep_their_uploader(self, world):
+        gate = OpenGate()
+        sink = TenantScreening(world.guard, lambda tenant: gate, lambda: True)
+        asyncio.run(sink.add(documents(1), "acme", uploader="key 7"))
+        assert gate.seen == [("acme", "key 7")]
+
+    def test_a_gate_opens_again_once_the_corpus_has_grown_by_more_than_a_fifth(self, world):
+        opened = []
+        sink = TenantScreening(world.guard, lambda tenant: opened.append(OpenGate()) or opened[-1], lambda: False)
+        n = world.index.moments().n
+        for size in (n, n + n // 5, n + n // 5 + 1):
+            more = [Document(f"{size} {i}", "larch") for i in range(size - world.index.moments().n)]
+            world.index.add(more, BagOfWords().embed([d.content for d in more]))
+            assert sink.gate() is opened[-1] and not sink.gate().enforce
+        assert len(opened) == 2
 
 
 class TestQuarantine:

@@ -7,9 +7,11 @@ import pytest
 from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.errors import ConfigError
 from casemate.guard.defenses.crawl_limit import CrawlLimit
+from casemate.maths.stats import Estimate
 from casemate.rag.pipeline import join_stream
 from casemate.redteam.attacks.composite import Composite
 from casemate.redteam.crawling.transformed import TransformedCrawler
+from casemate.redteam.lab.results import Crawl
 from casemate.redteam.reporting.text import mean_ratio
 from casemate.text.output_transforms import TRANSFORMS, requested_transform
 from casemate.text.tokens import words
@@ -114,3 +116,6 @@ def test_no_transform_hides_a_copy_from_the_limit(name):
 
 def test_mean_of_the_ratios_is_shown_for_several_crawlers():
     assert mean_ratio([]) == ""
+    one, two, none = (Crawl("worm", "", 0, 1, 1, "", {}, ratio=r and Estimate(r, 0.0, 1.0)) for r in (0.2, 0.6, None))
+    assert mean_ratio([one, none]) == ""
+    assert mean_ratio([one, two, none]) == "Mean of the ratios of 2 crawlers: .40."

@@ -300,6 +300,9 @@ def test_segment_has_the_first_query_that_gave_it():
     found = segments([(3, "tide"), (1, "reed"), (2, "tide"), (2, " ")], [], lambda text: [text[:3], ""])
     assert dict(zip(found.texts, found.queries.tolist(), strict=True)) == {"reed": 1, "ree": 1, "tide": 2, "tid": 2}
     assert (np.diff(found.queries) >= 0).all()
+    assert not found.windows.any()
+    found = segments([(1, "One two. Three four. Five six. Seven.")], [6])
+    assert found.windows.tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])

@@ -189,6 +189,19 @@ def test_the_worst_status_counts_wherever_it_is_recorded(status):
     }
 
 
+def test_the_reason_names_only_attacks_without_metrics_of_either_target():
+    bare, guarded, none = (replace(a, error="no route") for a in (campaign().attacks[:1] * 3))
+    attacks = (
+        replace(bare, on=None),
+        replace(guarded, name="mba", off=None),
+        replace(none, name="s2mia", off=None, on=None),
+    )
+    check = reported_checks(campaign(status=CheckStatus.PASS, checks=(), attacks=attacks))[-1]
+    assert (check.status, check.why) == (CheckStatus.INCONCLUSIVE, "s2mia has no metrics: no route")
+    passed = (Check("a", CheckStatus.PASS, 0.0, 0.0, ""),)
+    assert overall_status(campaign(status=CheckStatus.PASS, checks=passed, attacks=attacks[:2])) is CheckStatus.PASS
+
+
 def test_a_passing_campaign_passes_in_every_format():
     made = campaign(
         status=CheckStatus.PASS, checks=(Check("a", CheckStatus.PASS, 0.0, 0.0, ""),), attacks=(attack("mba", 0),)

@@ -144,6 +144,7 @@ class TestThresholds:
         X = BagOfWords().embed([d.text for d in documents(30)])
         assert _distinct(np.concatenate([X, X[:5], X[:5]])) == list(range(30))
         assert (X @ X.T - np.eye(30) < NEAR_COPY).all()
+        assert _distinct(X[[0, 0, 0]]) == [0, 1, 2]  # copies only: nothing else to estimate a distribution from
 
     def test_a_corpus_with_repeated_texts_keeps_its_recall(self, tmp_path):
         from tests.unit.test_monitor_quarantine import poison

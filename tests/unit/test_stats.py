@@ -142,6 +142,12 @@ def test_proportion_has_the_exact_interval():
         stats.proportion(0, 0)
 
 
+@pytest.mark.parametrize(("successes", "trials", "n"), [(0, 3, 4), (1, 3, 50), (3, 3, 7), (7, 40, 200), (39, 40, 90)])
+def test_predicted_share_is_the_interval_of_the_beta_binomial_distribution(successes, trials, n):
+    law = scipy_stats.betabinom(n, successes + 0.5, trials - successes + 0.5)
+    assert stats.predicted_share(successes, trials, n) == tuple(law.ppf([0.025, 0.975]) / n)
+
+
 # Bootstrap
 
 

@@ -316,11 +316,10 @@ def _inference_check(result: AttackResult, guarded: bool, limits: GateSection) -
     figures = result.on if guarded else result.off
     name = INFERENCE_FAILS if guarded else INFERENCE_FAILS_BARE
     limit = limits.adjusted_accuracy
-    if result.error.startswith(NOT_FINISHED):
-        why = f"{NOT_FINISHED.capitalize()}{result.error.removeprefix(NOT_FINISHED)}"
-        return Check(name, CheckStatus.INCONCLUSIVE, None, limit, why, result.name, OWASP, ATLAS)
     if figures is None:
         why = f"Too few trials; each half needs at least {MIN_PER_HALF} members and {MIN_PER_HALF} non-members"
+        if result.error.startswith(NOT_FINISHED):
+            why = f"{NOT_FINISHED.capitalize()}{result.error.removeprefix(NOT_FINISHED)}"
         return Check(name, CheckStatus.INCONCLUSIVE, None, limit, why, result.name, OWASP, ATLAS)
     rate = figures.adjusted_accuracy
     status = compare_to_limit(rate, limit)

@@ -139,7 +139,11 @@ def measured_and_limit(check: Check) -> str:
 
 
 def with_full_stop(text: str) -> str:
-    """Ends a sentence with a full stop."""
+    """Ends a sentence with a full stop.
+
+    >>> with_full_stop("The check passed"), with_full_stop("The check passed."), with_full_stop("")
+    ('The check passed.', 'The check passed.', '')
+    """
     return text if not text or text[-1] in ".!?" else f"{text}."
 
 

@@ -22,8 +22,6 @@ from casemate.text.tokens import UNSPACED, character_pairs
 
 BLOCK, MAX_BLOCK = 192, 2000
 """Letters and digits without a word of the texts after which they are decoded, and the maximum number of characters."""
-_GROUP = 1 << 12
-"""Number of decoded letters from which they are searched."""
 _LEAST_LETTERS = 0.35
 """Share of letters below which a decoding is noise: a fifth of random bytes are letters."""
 _LETTERS_ONLY = re.compile(r"[^\W_]+")
@@ -72,15 +70,13 @@ class DisclosureCounter:
         asked = split_words(fold_text(question))
         self._question, self._scripts = frozenset(asked), scripts_of(question)
         self._unordered = defaultdict[str, UnorderedWords](partial(UnorderedWords, self._context, self._question))
-        self._asked = [0] * len(self._texts)
-        if asked:
-            self._read("question", asked)
-            self._asked, self.bits = self.bits, [0] * len(self._texts)
-            self._credited = [0] * len(texts)
-            self._chains.clear()
-            self._unordered.clear()
-            self._few.clear()
-            self.growth = 0
+        self._read("question", asked)
+        self._asked, self.bits = self.bits, [0] * len(self._texts)
+        self._credited = [0] * len(texts)
+        self._chains.clear()
+        self._unordered.clear()
+        self._few.clear()
+        self.growth = 0
 
     @property
     def covered(self) -> list[int]:
@@ -185,6 +181,7 @@ class DisclosureCounter:
 
     def _read_outline(self, outline: Outline) -> None:
         """Discloses runs of words whose first or last letters the answer contains, if most of a run is new."""
+        before = list(self.bits)  # runs overlap: the words of one do not make the next one old
         for run in outline.likely(self._context.outlines):
             self.steps += len(self._texts)
             places = [text.outline.places.get(run) for text in self._texts]
@@ -194,7 +191,7 @@ class DisclosureCounter:
                     continue
                 starts = self._texts[number].starts
                 bits = (1 << starts[place[1] + 1]) - (1 << starts[place[0]])
-                if 2 * (bits & ~self.bits[number]).bit_count() < OUTLINE:
+                if 2 * (bits & ~before[number]).bit_count() < OUTLINE:
                     continue
                 self._disclose(self.bits, number, bits)
                 if number < self._shown and not is_credited:
@@ -207,7 +204,7 @@ class DisclosureCounter:
         if not self._texts or not block:
             return
         before, decoded, unknown, hidden = self._disclosed(), decodings(block), "", 0
-        streams, size = list[tuple[str, str]](), 0
+        streams = list[tuple[str, str]]()
         for form, text in decoded:
             letters = only_letters(text)
             if form == "plain" or len(letters) >= _LEAST_LETTERS * len(text):
@@ -220,10 +217,6 @@ class DisclosureCounter:
                 self._read(f"{form}, reversed", " ".join(words)[::-1].split()[::-1])
                 self._read(f"{form}, consonants", self._context.speller.complete(words))
                 streams.append((form, letters))
-                size += len(letters)
-            if size >= _GROUP:
-                self._read_letters(streams)
-                streams, size = [], 0
         self._read_letters([*streams, ("unknown", unknown)])
         if not decoded[0].text.isascii():
             self._read_joined(unicodedata.normalize("NFC", decoded[0].text))
@@ -298,6 +291,5 @@ class DisclosureCounter:
 
     def _disclose(self, masks: list[int], number: int, bits: int) -> None:
         before = masks[number]
-        masks[number] = after = before | bits
-        if after != before:
-            self.growth += (after ^ before).bit_count()
+        masks[number] = before | bits
+        self.growth += (bits & ~before).bit_count()

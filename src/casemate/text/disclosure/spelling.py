@@ -86,7 +86,7 @@ class Speller:
 
     def complete(self, words: Iterable[str]) -> list[str]:
         """Words of the texts whose consonants equal words without vowels."""
-        bare = [w for w in words if len(w) > 2 and _VOWELS.isdisjoint(w)]
+        bare = [w for w in words if _VOWELS.isdisjoint(w)]
         return [text.skeletons[w] for w in bare for text in self._texts if w in text.skeletons]
 
     def correct(self, words: Iterable[str]) -> list[str]:
