@@ -101,8 +101,9 @@ def test_printed_results_have_a_line_for_each_attack_and_shares_in_percent():
 
 
 def test_the_cost_of_an_external_guard_is_lost_answers():
-    cost = replace(campaign().utility, flagged=None)
-    assert describe_utility(cost).endswith(": of 323, 2.8 % [1.3, 4.8] lost their answer.")
+    cost = replace(campaign().utility, flagged=None, source="323 logged questions")
+    assert describe_utility(cost) == "Of 323 logged questions, 2.8 % [1.3, 4.8] lost their answer."
+    assert describe_utility(replace(cost, source="330 logged questions")).startswith("Of 330 logged questions (323 of ")
 
 
 def test_an_audit_without_pairs_compared_nothing():

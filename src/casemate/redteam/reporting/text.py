@@ -253,7 +253,8 @@ def describe_utility(result: Utility) -> str:
         effect = f"{changed} lost their answer"
     else:
         effect = f"{measured(result.flagged, share=True)} had a document withheld, and {changed} got another answer"
-    return f"Benign questions ({result.source}): of {result.questions:,}, {effect}."
+    asked = "" if result.source.startswith(f"{result.questions} ") else f" ({result.questions:,} of them asked)"
+    return f"Of {result.source}{asked}, {effect}."
 
 
 def describe_audit(result: TwoWorldAudit) -> str:
