@@ -406,11 +406,15 @@ def _fit_screener(
     return made
 
 
-def fit_screen(app: App, tenant: str, index: Index) -> Screen | None:
-    """Fits the screening of new documents to a copy of a tenant's index; None if it is too small. Blocks."""
+def fit_screen(app: App, tenant: str, index: Index, watched: Mapping[str, str] | None = None) -> Screen | None:
+    """Fits the screening of new documents to a copy of a tenant's index; None if it is too small. Blocks.
+
+    ``watched``: the watched questions; None: synthetic ones about the operator's index.
+    """
     if index.moments(tenant).n < MIN_DOCUMENTS:
         return None
-    watched = _watched(app.config, app.index, tenant, (), WATCHED_QUESTIONS)
+    if watched is None:
+        watched = _watched(app.config, app.index, tenant, (), WATCHED_QUESTIONS)
     embedder, reader = app.guard.rag.embedder, _gate_reader(app.guard, app.config)
     screener = _fit_screener(embedder, index, watched, tenant, app.config.rag.k, reader)
 
@@ -439,7 +443,7 @@ async def run_drill(
     ]
     attacks = {name: build("poisoner", spec, folder, parts) for name, spec in DRILL_ATTACKS.items()}
     async with guarded_copy(rag, app.config, tenant) as guard:
-        screen = await asyncio.to_thread(fit_screen, app, tenant, guard.rag.index)
+        screen = await asyncio.to_thread(fit_screen, app, tenant, guard.rag.index, questions)
         drill = PoisoningDrill(guard, monitor.runner, screen, app.config.redteam.seed)
         return await drill.run(attacks, attacked, progress)
 
