@@ -139,11 +139,7 @@ class CanaryDrafter:
         asked = dict.fromkeys((tuple(some), named) for some, named in tried if len(some) > (not named))
         for some, named in asked:
             about = join_words(_in_reading_order(some, document.content))
-            form = (
-                f'What does "{named}" say about {{}}?'
-                if named
-                else SENTINEL_TEMPLATES[int(self.rng.integers(len(SENTINEL_TEMPLATES)))]
-            )
+            form = f'What does "{named}" say about {{}}?' if named else self._draw(SENTINEL_TEMPLATES)
             yield {"query": form.format(about), "expected_documents": (document.id,), "max_rank": 1}
 
     def _facts(self, document: Document, is_detailed: bool) -> list[FactQuestion]:
@@ -204,6 +200,9 @@ class CanaryDrafter:
     def _weight(self, found: Sequence[str]) -> float:
         """Summed rarity of the words of some terms."""
         return sum(self.genre.rarity(w) for term in found for w in words(term) if w not in STOP_WORDS)
+
+    def _draw(self, forms: Sequence[str]) -> str:
+        return forms[int(self.rng.integers(len(forms)))]
 
 
 def sample_names(documents: Sequence[Document], genre: ReferenceCorpus, rng: np.random.Generator) -> list[str]:
