@@ -7,11 +7,12 @@ import pytest
 
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import CapabilityError, DataError
+from casemate.guard.audience import AudiencePolicy, EntitlementRule
 from casemate.guard.guard import Guard
 from casemate.maths import stats
 from casemate.protocols import CalibratedDefense, Defense
 from casemate.redteam.lab import datasets
-from casemate.redteam.lab.benign import measure_utility
+from casemate.redteam.lab.benign import measure_unentitled, measure_utility
 from casemate.redteam.lab.experiment import ExperimentPlan
 from casemate.redteam.lab.judge import _audit_check
 from casemate.redteam.lab.results import CheckStatus, TwoWorldAudit
@@ -378,6 +379,19 @@ def test_the_audit_counts_questions_in_which_a_defense_failed_although_the_conte
         )
     )
     assert (worlds.audit.pairs, worlds.audit.differing, worlds.audit.failed) == (0, 0, 2 * 2 * 20)
+
+
+@pytest.mark.parametrize(("rules", "lost"), [((), 20), ((EntitlementRule(sources=("*",)),), 0)])
+def test_a_client_without_entitlement_loses_the_answers_that_the_bare_system_gives(lab, rules, lost):
+    guard = Guard(lab.rag, [], audience=AudiencePolicy("nothing", rules))
+    steps, queries = [], [Query(f"amber only{i}") for i in range(20)]
+    found = asyncio.run(measure_unentitled(lab.rag, guard, [*queries, Query(" ")], steps.append))
+    assert (found, sum(steps)) == (stats.proportion(lost, 20), 21)
+    assert asyncio.run(measure_utility(lab.rag, guard, queries, "made")).answer_changed.value == 0  # an operator
+
+
+def test_a_system_that_answers_nothing_loses_nothing(lab):
+    assert asyncio.run(measure_unentitled(lab.rag, lab.guard(), [Query(" ")])) is None
 
 
 def test_utility_without_a_valid_question_is_an_error(lab):

@@ -106,6 +106,13 @@ def test_the_cost_of_an_external_guard_is_lost_answers():
     assert describe_utility(replace(cost, source="330 logged questions")).startswith("Of 330 logged questions (323 of ")
 
 
+def test_the_cost_names_the_answers_that_a_client_without_entitlement_loses():
+    cost = replace(campaign().utility, unentitled_lost=proportion(30, 300))
+    assert describe_utility(cost).endswith(" A client without entitlement lost 10 % [6.8, 14] of the answers.")
+    assert "lost to a client without entitlement" in render_html(replace(campaign(), utility=cost))
+    assert "without entitlement" not in render_html(campaign())
+
+
 def test_an_audit_without_pairs_compared_nothing():
     assert describe_audit(replace(campaign().audit, pairs=0)) == "Two-world audit: nothing was compared."
 

@@ -84,6 +84,9 @@ def test_benign_questions_and_audit_leaks_count():
     assert (
         compare_results(made(utility=bad), made(utility=calm)).worse[0].what == "benign questions: documents withheld"
     )
+    kept, lost = replace(calm, unentitled_lost=LOW), replace(calm, unentitled_lost=HIGH)
+    worse = compare_results(made(utility=lost), made(utility=kept)).worse
+    assert [change.what for change in worse] == ["benign questions: answers lost without entitlement"]
     leak = TwoWorldAudit(100, 30, HIGH)
     assert compare_results(made(audit=leak), made(audit=TwoWorldAudit(100, 0, Estimate(0, 0, 0.03)))).exit_code == 1
 

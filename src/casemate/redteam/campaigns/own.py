@@ -14,7 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -45,7 +45,7 @@ from casemate.redteam.campaigns.pipeline import (
 )
 from casemate.redteam.campaigns.workers import TargetFactory, WorkerSpec, calibration_files, read_files, run_on_cluster
 from casemate.redteam.lab import datasets
-from casemate.redteam.lab.benign import benign_questions, measure_utility, replay_benign_sessions
+from casemate.redteam.lab.benign import benign_questions, measure_unentitled, measure_utility, replay_benign_sessions
 from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.capabilities import OWN_SYSTEM
 from casemate.redteam.lab.datasets import IndexedSource, Split
@@ -65,10 +65,6 @@ from casemate.types import DEFAULT_TENANT, Document, Query, Secret
 log = logging.getLogger(__name__)
 
 INDEX_UNCHANGED = "The index did not change during the campaign"
-AUDIENCE_COST = (
-    "The cost of guard.audience for benign users: their questions were asked as by a client that may read every source "
-    "in full."
-)
 BENIGN_QUESTIONS = 300  # synthetic benign questions that measure the guard's cost
 SESSIONS, SESSION_LENGTH, SESSION_QUESTIONS = 30, 10, 200
 """Benign sessions that are replayed, questions in each, and synthetic questions they are drawn from."""
@@ -108,8 +104,6 @@ class OwnSystem(TargetSystem):
             f"the budgets of units, which all attacks of a campaign share: {line}"
             for line in describe_bounds(app.guard.defenses, len(digests))
         ]
-        if app.guard.audience.unentitled != "full":
-            not_tested.append(AUDIENCE_COST)
         super().__init__(
             evidence, not_tested, simulated=[SIMULATED_READER] if section.reader.use == "simulated_reader" else ()
         )
@@ -321,8 +315,11 @@ class OwnMembershipCampaign(OwnCampaign):
         plan, rng = experiment.plan, np.random.default_rng(experiment.plan.seed + 1)
         source, questions = benign_questions(self.benign, experiment.split.members, BENIGN_QUESTIONS, rng)
         queries = [Query(text, f"benign-{i}", plan.tenant, plan.k) for i, text in enumerate(questions)]
-        with steps("asking benign questions", len(queries)) as count:
-            return await measure_utility(systems.rag, systems.guard(), queries, source, count)
+        restricted = self.app.guard.audience.unentitled != "full"
+        with steps("asking benign questions", len(queries) * (1 + restricted)) as count:
+            utility = await measure_utility(systems.rag, systems.guard(), queries, source, count)
+            lost = await measure_unentitled(systems.rag, systems.guard(), queries, count) if restricted else None
+            return replace(utility, unentitled_lost=lost)
 
     async def _audit_worlds(self, systems: TargetFactory, experiment: Experiment, steps: Steps) -> TwoWorldFindings:
         sessions, index = experiment.member_sessions(ON), systems.rag.index

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from casemate.errors import DataError, QueryError
 from casemate.maths import stats
+from casemate.maths.stats import Estimate
 from casemate.protocols import Progress, Target
 from casemate.redteam.lab.black_box import TargetSession
 from casemate.redteam.lab.extraction_experiment import CrawlPlan
@@ -16,7 +18,7 @@ from casemate.redteam.lab.results import BenignReplay, Utility
 from casemate.redteam.lab.store import Exchange
 from casemate.runtime.concurrency import map_concurrently
 from casemate.text.synthetic_questions import generate_questions
-from casemate.types import Document, Query
+from casemate.types import Answer, Document, Query
 
 PLAN = CrawlPlan()
 AT_ONCE = 4  # questions that are asked concurrently
@@ -48,24 +50,46 @@ async def measure_utility(
         DataError: If no question can be answered.
         BackendError: If a target fails.
     """
+    found = await _ask_both(bare, guarded, queries, progress)
+    if not found:
+        raise DataError("no benign question could be answered; give others, or none to use synthetic ones")
+    after = [Exchange.from_answer("", answer) for _, answer in found]
+    flagged = sum(exchange.withheld for exchange in after)
+    changed = sum(unguarded.reply != answer.reply for unguarded, answer in found)
+    count, failed = len(found), sum(exchange.failed for exchange in after)
+    return Utility(source, count, stats.proportion(flagged, count), stats.proportion(changed, count), failed)
 
-    async def compare(query: Query) -> tuple[bool, bool, bool] | None:
+
+async def measure_unentitled(
+    bare: Target, guarded: Target, queries: Sequence[Query], progress: Progress = lambda count: None
+) -> Estimate | None:
+    """Share of the bare system's answers that a client without groups loses, in [0, 1]. None: it answers nothing.
+
+    The answers of such a client have other words under ``guard.audience``, so only lost ones are counted.
+
+    Raises:
+        BackendError: If a target fails.
+    """
+    found = await _ask_both(bare, guarded, [replace(query, groups=frozenset()) for query in queries], progress)
+    before, after = zip(*found, strict=True) if found else ((), ())
+    lost = measure_lost_answers("", [answer.text for answer in before], [answer.text for answer in after])
+    return None if lost is None else lost.answer_changed
+
+
+async def _ask_both(
+    bare: Target, guarded: Target, queries: Sequence[Query], progress: Progress
+) -> list[tuple[Answer, Answer]]:
+    """The answers of both targets to the valid questions."""
+
+    async def ask(query: Query) -> tuple[Answer, Answer] | None:
         try:
-            before, after = await bare.ask(query), await guarded.ask(query)
+            return await bare.ask(query), await guarded.ask(query)
         except QueryError:
             return None
         finally:
             progress(1)
-        exchange = Exchange.from_answer(query.text, after)
-        return exchange.withheld, before.reply != after.reply, exchange.failed
 
-    found = [one for one in await map_concurrently(compare, queries, AT_ONCE) if one is not None]
-    if not found:
-        raise DataError("no benign question could be answered; give others, or none to use synthetic ones")
-    flagged, changed, failed = (sum(kind) for kind in zip(*found, strict=True))
-    return Utility(
-        source, len(found), stats.proportion(flagged, len(found)), stats.proportion(changed, len(found)), failed
-    )
+    return [both for both in await map_concurrently(ask, queries, AT_ONCE) if both is not None]
 
 
 def measure_lost_answers(source: str, bare: Sequence[str], guarded: Sequence[str]) -> Utility | None:

@@ -304,6 +304,8 @@ class Utility:
         answer_changed: Share of answers that changed, in [0, 1]. Of an external target: share of questions that the
             bare system answers and the guarded one does not.
         failed: Questions in which a defense failed.
+        unentitled_lost: Share of the bare system's answers that a client without entitlement loses, in [0, 1]. None:
+            ``guard.audience`` restricts no client, or not measured.
     """
 
     source: str
@@ -311,6 +313,7 @@ class Utility:
     flagged: Estimate | None
     answer_changed: Estimate
     failed: int = 0
+    unentitled_lost: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True)

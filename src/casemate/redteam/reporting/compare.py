@@ -266,6 +266,8 @@ def _directed_rates(campaign: CampaignResult) -> dict[tuple[str, str], _Directed
         if campaign.utility.flagged:
             found["benign questions", "documents withheld"] = _DirectedRate(campaign.utility.flagged, "high", True)
         found["benign questions", "answers changed"] = _DirectedRate(campaign.utility.answer_changed, "high", True)
+        if lost := campaign.utility.unentitled_lost:
+            found["benign questions", "answers lost without entitlement"] = _DirectedRate(lost, "high", True)
     if campaign.audit:
         found["two-world audit", "differing contexts"] = _DirectedRate(campaign.audit.rate, "high", True)
     return found

@@ -254,7 +254,9 @@ def describe_utility(result: Utility) -> str:
     else:
         effect = f"{measured(result.flagged, share=True)} had a document withheld, and {changed} got another answer"
     asked = "" if result.source.startswith(f"{result.questions} ") else f" ({result.questions:,} of them asked)"
-    return f"Of {result.source}{asked}, {effect}."
+    lost = result.unentitled_lost
+    unentitled = f" A client without entitlement lost {measured(lost, share=True)} of the answers." if lost else ""
+    return f"Of {result.source}{asked}, {effect}.{unentitled}"
 
 
 def describe_audit(result: TwoWorldAudit) -> str:
