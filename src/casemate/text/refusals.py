@@ -27,11 +27,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from casemate.text.reasoning import without_reasoning
 from casemate.text.refusal_words import DROPPED, LEXICONS, Lexicon, classes
 from casemate.text.sentences import sentences
+from casemate.text.tokens import FunctionCache
 from casemate.types import Prompt
 
 INSPECTED = 2_000
@@ -193,7 +194,7 @@ def _sentences(reply: str) -> Iterator[list[_Clause]]:
     text = _without_quotations(_MARKUP.sub("", reply[:INSPECTED]).translate(_QUOTES).strip())
     parts = [_LABEL.sub("", sentence) for sentence in sentences(text)[:SENTENCES]]
     tokens = [_tokens(part) for part in parts]
-    lexicon = _lexicon([token for sentence in tokens for token in sentence])
+    lexicon = _lexicon([word for sentence in tokens for word in sentence])
     for part, sentence in zip(parts, tokens, strict=True):
         yield [] if _REPORTED.search(part.lower()) else _clauses(sentence, lexicon)
 
@@ -204,37 +205,60 @@ def _without_quotations(text: str) -> str:
     return rest if len(rest.split()) > 2 else text
 
 
-def _tokens(sentence: str) -> list[tuple[str, str]]:
-    """Returns words and separators in lower case, each with its form without accents. Contractions are expanded.
+class _Word(NamedTuple):
+    """A word or separator in lower case.
 
-    >>> _tokens("I can’t, désolé")
+    Attributes:
+        text: As written.
+        plain: Without accents.
+        known: How much each lexicon knows it; a match of a whole word counts more than one of a prefix.
+    """
+
+    text: str
+    plain: str
+    known: tuple[float, ...]
+
+
+def _tokens(sentence: str) -> list[_Word]:
+    """Returns words and separators in lower case. Contractions are expanded.
+
+    >>> [word[:2] for word in _tokens("I can’t, désolé")]
     [('i', 'i'), ('can', 'can'), ('not', 'not'), (',', ','), ('désolé', 'desole')]
     """
     plain = unicodedata.normalize("NFC", sentence).casefold().translate(_QUOTES)
     for short, full in _CONTRACTIONS:
         plain = plain.replace(short, full)
-    return [(word.strip(), _without_accents(word.strip())) for word in _TOKEN.findall(plain)]
+    return [_WORDS[word.strip()] for word in _TOKEN.findall(plain)]
 
 
 def _without_accents(word: str) -> str:
     return "".join(c for c in unicodedata.normalize("NFD", word) if unicodedata.category(c) != "Mn")
 
 
-def _lexicon(tokens: Sequence[tuple[str, str]]) -> Lexicon:
-    """Returns the lexicon that contains most of the words; a match of a whole word counts more than one of a prefix."""
+def _word(text: str) -> _Word:
+    plain = _without_accents(text)
 
-    def known(word: str, plain: str, lexicon: Lexicon) -> float:
-        if word in lexicon[0] or plain in lexicon[0]:
-            return (len(plain) > 1) + (0.5 if word in lexicon[0] else 0.3)
-        return 0.8 * bool(classes(word, plain, lexicon))
+    def known(lexicon: Lexicon) -> float:
+        if text in lexicon[0] or plain in lexicon[0]:
+            return (len(plain) > 1) + (0.5 if text in lexicon[0] else 0.3)
+        return 0.8 * bool(classes(text, plain, lexicon))
 
-    return max(LEXICONS.values(), key=lambda lexicon: sum(known(*t, lexicon) for t in tokens if t[1].isalpha()))
+    return _Word(text, plain, tuple(known(lexicon) if plain.isalpha() else 0.0 for lexicon in LEXICONS.values()))
 
 
-def _clauses(tokens: Sequence[tuple[str, str]], lexicon: Lexicon) -> list[_Clause]:
+_WORDS = FunctionCache(_word, 1 << 14)
+
+
+def _lexicon(words: Sequence[_Word]) -> Lexicon:
+    """Returns the lexicon that knows most of the words."""
+    totals = [sum(word.known[i] for word in words) for i in range(len(LEXICONS))]
+    return list(LEXICONS.values())[totals.index(max(totals))]
+
+
+def _clauses(words: Sequence[_Word], lexicon: Lexicon) -> list[_Clause]:
     """Splits a sentence at semicolons, colons, dashes, and commas before a contrasting conjunction."""
     parts: list[tuple[bool, bool, list[str]]] = [(False, False, [])]
-    for word, plain in tokens:
+    for word, plain, _ in words:
         names = parts[-1][2]
         found = (word,) if word in ",?" else ("#",) if plain[:1].isdigit() else classes(word, plain, lexicon) or ("x",)
         if word in _DASHES or word in ";:":
