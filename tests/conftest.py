@@ -10,18 +10,16 @@ from __future__ import annotations
 import gc
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests.postgres import database
+from tests.postgres import database, postgres_server
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read when it is imported
 # One thread in each test process: the products of tests are small, and threads of two processes wait for each other.
@@ -39,18 +37,8 @@ settings.load_profile("repeatable")
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """The maintenance database of a real Postgres server; a test makes a database of its own in it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR, its import warns
-        import pgserver
-    folder = tempfile.mkdtemp(prefix="casemate-pg-")  # short enough for a socket, and open to the server's own user
-    try:
-        server = pgserver.get_server(folder, cleanup_mode="stop")
-        try:
-            yield server.get_uri()
-        finally:
-            server.cleanup()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with postgres_server() as running:
+        yield running.get_uri()
 
 
 @pytest.fixture(scope="session")

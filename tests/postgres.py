@@ -1,10 +1,33 @@
-"""Databases of a real Postgres server, and statements in them."""
+"""A real Postgres server, its databases, and statements in them."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import uuid
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+
+@contextmanager
+def postgres_server() -> Iterator[Any]:
+    """A server with pgvector. Without a build of it (pgserver supports Python 3.11 and 3.12), the test is skipped."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR, its import warns
+        pgserver = pytest.importorskip("pgserver")
+    folder = tempfile.mkdtemp(prefix="casemate-pg-")  # short enough for a socket, and open to the server's own user
+    try:
+        running = pgserver.get_server(folder, cleanup_mode="stop")
+        try:
+            yield running
+        finally:
+            running.cleanup()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sql(url: str, *statements: str) -> list:

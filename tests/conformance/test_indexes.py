@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -31,7 +28,7 @@ from casemate.protocols import Index
 from casemate.testing import INDEX_OBLIGATIONS, MakeIndex, check_index
 from casemate.testing.reference import DIM as CHECK_DIM
 from casemate.types import Document, Secret
-from tests.postgres import database, sql
+from tests.postgres import database, postgres_server, sql
 
 DIM = 8
 QDRANT = os.environ.get("CASEMATE_QDRANT")
@@ -519,17 +516,9 @@ def test_a_frozen_connection_times_out_and_is_replaced(vector_url, index, schema
 @pytest.fixture
 def fragile() -> Iterator:
     """A separate server that the test can stop and start."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import pgserver
-    folder = tempfile.mkdtemp(prefix="casemate-pg-")
-    try:
-        server = pgserver.get_server(folder, cleanup_mode="stop")
-        sql(server.get_uri(), "CREATE EXTENSION vector")
-        yield server
-        server.cleanup()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with postgres_server() as running:
+        sql(running.get_uri(), "CREATE EXTENSION vector")
+        yield running
 
 
 def test_a_restarted_server_is_used_again(fragile) -> None:

@@ -117,7 +117,7 @@ class ApproximateSearch:
 
     def retain(self, keys: Keys) -> None:
         """Marks all other vectors as removed."""
-        self._gone = set(self._graph.keys) - set(keys.tolist())
+        self._gone = set(np.asarray(self._graph.keys).tolist()) - set(keys.tolist())
 
     def search(self, q: Vector, k: int) -> tuple[Keys, Float64]:
         """As ``ExactSearch.search``, but a near neighbor may be missed."""
