@@ -63,7 +63,7 @@ async def measure_utility(
 async def measure_unentitled(
     bare: Target, guarded: Target, queries: Sequence[Query], progress: Progress = lambda count: None
 ) -> Estimate | None:
-    """Share of the bare system's answers that a client without groups loses, in [0, 1]. None: it answers nothing.
+    """Share of the bare system's answers that a client without groups loses, in [0, 1]. None: it has no answer.
 
     The answers of such a client have other words under ``guard.audience``, so only lost ones are counted.
 
@@ -71,9 +71,8 @@ async def measure_unentitled(
         BackendError: If a target fails.
     """
     found = await _ask_both(bare, guarded, [replace(query, groups=frozenset()) for query in queries], progress)
-    before, after = zip(*found, strict=True) if found else ((), ())
-    lost = measure_lost_answers("", [answer.text for answer in before], [answer.text for answer in after])
-    return None if lost is None else lost.answer_changed
+    lost = _lost_answers((before.text, after.text) for before, after in found)
+    return stats.proportion(sum(lost), len(lost)) if lost else None
 
 
 async def _ask_both(
@@ -97,13 +96,15 @@ def measure_lost_answers(source: str, bare: Sequence[str], guarded: Sequence[str
 
     An empty answer: refused. Returns None if the bare target answers nothing either.
     """
-    before, after = ([Exchange("", text).answered for text in side] for side in (bare, guarded))
-    kept = [got for had, got in zip(before, after, strict=True) if had]
-    if not kept:
+    lost = _lost_answers(zip(bare, guarded, strict=True))
+    if not lost:
         return None
-    return Utility(
-        f"{source}; lost answers are counted", len(kept), None, stats.proportion(kept.count(False), len(kept))
-    )
+    return Utility(f"{source}; lost answers are counted", len(lost), None, stats.proportion(sum(lost), len(lost)))
+
+
+def _lost_answers(replies: Iterable[tuple[str, str]]) -> list[bool]:
+    """Whether the guarded system gives no answer, for each question that the bare one answers."""
+    return [not Exchange("", after).answered for before, after in replies if Exchange("", before).answered]
 
 
 async def replay_benign_sessions(
