@@ -37,7 +37,8 @@ def _jobs(count: int) -> list[Job]:
     return [Job(i, prompt, int(limit)) for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))]
 
 
-@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 5])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 5])
 def test_answers_are_those_of_the_package(model: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerated, "POSITIONS", 64)  # some prompts do not fit and are decoded alone
     monkeypatch.setattr(accelerated, "SPANS", (16, 64))

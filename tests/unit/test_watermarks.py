@@ -146,7 +146,7 @@ def edits(text):
     return st.lists(one, max_size=MAX_ERRORS).map(edited)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(edits(TOKEN), st.lists(st.integers(0, 300), max_size=8))
 def test_two_wrong_letters_do_not_hide_a_token(spoilt, cuts):
     whole = WatermarkDetector(TOKENS).best_match(DecodedText(f"{BEFORE}{spoilt}{AFTER}"))
@@ -190,7 +190,7 @@ ANY = (
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(ANY, st.lists(st.integers(0, 400), max_size=10))
 def test_text_without_tokens_passes_unchanged_for_any_split(text, cuts):
     out, watch = filtered(text, cuts)
