@@ -1,2 +1,2 @@
--- Run once, when the volume is empty, by the superuser that the image makes.
+-- The image runs this once, on an empty volume, as the superuser.
 CREATE EXTENSION IF NOT EXISTS vector;

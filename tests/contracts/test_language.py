@@ -21,6 +21,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "models/MODEL_CARD.md",
     *sorted(p for kind in ("html", "js", "css") for p in PACKAGE.rglob(f"*.{kind}")),
+    *sorted(p for p in (ROOT / "deploy").iterdir() if p.name != "requirements.txt"),
+    *(ROOT / name for name in ("Makefile", "action.yml", ".pre-commit-hooks.yaml", "pyproject.toml", "mkdocs.yml")),
 ]
 BANNED = re.compile(
     r"\b(anew|whoever|whomever|whosoever|somebody|anybody|nobody|he|him|his|himself|told|thereof|wherein"
@@ -39,12 +41,6 @@ INVERTED = re.compile(
     r"|Sampled|Searched|Shown|Stored|Tested|Withheld) (?:is|are|was|were))\b"
 )
 """Sentences that begin with a participle as predicate: "Measured is the time"."""
-
-PENDING: set[str] = set()
-"""Entries of ``src/casemate`` whose text is still to be rewritten. Remove an entry as soon as it is clean."""
-
-PENDING_PAGES: set[str] = set()
-"""Pages still to be rewritten."""
 
 EXEMPT_FILES = {
     "text/tokens.py": "stop-word lists",
@@ -119,23 +115,15 @@ ENTRIES = sorted({p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p /
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_an_entry_of_the_package_is_clean_or_pending(entry):
-    found = {str(f.relative_to(ROOT)): h for f in files_of(entry) if (h := hits(f))}
-    if entry in PENDING:
-        assert found, f"{entry} is clean: remove it from PENDING"
-    else:
-        assert not found
+def test_an_entry_of_the_package_is_clean(entry):
+    assert not {str(f.relative_to(ROOT)): h for f in files_of(entry) if (h := hits(f))}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_page_is_clean_or_pending(page):
+def test_a_page_is_clean(page):
     text = page.read_text()
     lines = text.split(EXEMPT_SECTIONS.get(page.name, "\0"))[0].splitlines()
-    found = [(i, words) for i, line in enumerate(lines, 1) if (words := violations(line))]
-    if str(page.relative_to(ROOT)) in PENDING_PAGES:
-        assert found, "the page is clean: remove it from PENDING_PAGES"
-    else:
-        assert not found
+    assert not [(i, words) for i, line in enumerate(lines, 1) if (words := violations(line))]
 
 
 BENCHMARKS = sorted({*(ROOT / "benchmarks").rglob("*.py")} - {ROOT / "benchmarks/models/lexicon.py"})
@@ -145,11 +133,6 @@ BENCHMARKS = sorted({*(ROOT / "benchmarks").rglob("*.py")} - {ROOT / "benchmarks
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_benchmark_is_clean(path):
     assert not hits(path)
-
-
-def test_nothing_pending_is_unknown():
-    assert PENDING <= set(ENTRIES)
-    assert PENDING_PAGES <= {str(p.relative_to(ROOT)) for p in PAGES}
 
 
 @pytest.mark.parametrize(

@@ -973,7 +973,7 @@ def test_metrics_need_a_permission_and_name_no_client(tmp_path):
         text = get(reader).text
     assert 'casemate_verdicts_total{defense="hide_best",enforced="true",flagged="true"}' in text
     assert 'casemate_requests_total{method="POST",route="/v1/chat/completions",status="200"} 2.0' in text
-    assert "casemate_first_piece_seconds_count 1.0" in text
+    assert "casemate_time_to_first_token_seconds_count 1.0" in text
     stages = dict(re.findall(r'casemate_stage_seconds_count\{stage="(\w+)"\} (\S+)', text))
     assert (stages["search"], stages["generate"]) == ("2.0", "2.0")
     assert set(stages) == {"embed", "search", "HideNamed", "generate"}

@@ -36,9 +36,9 @@ class Metrics:
             "casemate_request_seconds", "Duration of a request.", ["route"], buckets=BUCKETS, registry=r
         )
         self.first_token = Histogram(
-            "casemate_first_piece_seconds", "Time to first token of a stream.", buckets=BUCKETS, registry=r
+            "casemate_time_to_first_token_seconds", "Time to first token of a stream.", buckets=BUCKETS, registry=r
         )
-        self.interrupted = Counter("casemate_streams_broken", "Interrupted streams, by reason.", ["why"], registry=r)
+        self.interrupted = Counter("casemate_streams_interrupted", "Interrupted streams.", ["reason"], registry=r)
         self.tokens = Counter("casemate_tokens", "Tokens, as budgets count them.", registry=r)
         self.documents = Counter(
             "casemate_documents", "Uploaded sources: indexed, or quarantined.", ["outcome"], registry=r
@@ -47,8 +47,8 @@ class Metrics:
         self._stages = Histogram(
             "casemate_stage_seconds", "Duration of a stage of an answer.", ["stage"], buckets=FINE_BUCKETS, registry=r
         )
-        at_work = Gauge("casemate_requests_at_work", "Requests in progress, open streams included.", registry=r)
-        at_work.set_function(in_progress)
+        running = Gauge("casemate_requests_in_progress", "Requests in progress, open streams included.", registry=r)
+        running.set_function(in_progress)
         dropped = Gauge("casemate_events_dropped", "Events that were lost because the store failed.", registry=r)
         dropped.set_function(lambda: float(store.dropped))
         read = Gauge("casemate_store_age_seconds", "Time since the event store was last read.", registry=r)

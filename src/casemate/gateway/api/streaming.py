@@ -26,7 +26,7 @@ from casemate.rag.pipeline import closing_stream
 T = TypeVar("T")
 ERROR_TIMEOUT_S = 1.0
 """Time that a client has to receive the error that ends a stream."""
-INTERRUPTIONS = {499: "left", 504: "time"}
+INTERRUPTIONS = {499: "client_closed", 504: "timeout"}
 """Reasons of interrupted streams in the metrics, by status; all others are failures."""
 _log = logging.getLogger(__name__)
 
