@@ -94,7 +94,7 @@ def harmless(guard: Guard, question: str) -> int:
     """Number of honeytokens in the context of a question."""
     query = Query(question, k=K)
     hits = asyncio.run(guard.rag.retrieve(query)).hits
-    return sum(h.document.source.startswith("honey/") for h in hits)
+    return sum(h.document.source.startswith("archive/") for h in hits)
 
 
 def sessions(guard: Guard, asked: list[str]) -> tuple[int, int]:
@@ -104,7 +104,7 @@ def sessions(guard: Guard, asked: list[str]) -> tuple[int, int]:
         shown = set[str]()
         for question in asked[50 * i : 50 * (i + 1)]:
             hits = asyncio.run(guard.rag.retrieve(Query(question, k=K))).hits
-            shown |= {h.document.source for h in hits if h.document.source.startswith("honey/")}
+            shown |= {h.document.source for h in hits if h.document.source.startswith("archive/")}
         alarms += len(shown) >= ALARM
     return alarms, count
 
@@ -120,7 +120,7 @@ async def crawled(name: str, guard: Guard) -> dict[str, Any]:
             raise BudgetExhausted("all questions are asked")
         asked += 1
         answer = await guard.ask(Query(text[:20_000], client=name, k=K))
-        seen.update(h.document.source for h in answer.retrieval.hits if h.document.source.startswith("honey/"))
+        seen.update(h.document.source for h in answer.retrieval.hits if h.document.source.startswith("archive/"))
         first.setdefault(len(seen), asked)
         return answer.reply
 

@@ -89,14 +89,14 @@ async def _measured(corpus: str, folder: Path, embedder: Embedder, model: str) -
         for name, reader in readers.items()
     }
     lost = sum(d in plain for d in copied) - sum(d in plain for d in kept)
-    left = sum("honey" in d.source for d in kept)
+    left = sum(d.source.startswith("archive/") for d in kept)
     return {"questions": 4 * len(records), "informed": {"documents_lost": lost, "records_left": left}, **measured}
 
 
 async def _paraphrased(documents: Sequence[Document], model: str) -> list[Document]:
     """The documents with paraphrased records. If the model's answer is empty, the record is lost."""
     writer = RecordedModel(Path(model), ROOT / f"build/ownership/{Path(model).stem}.jsonl.gz", 160)
-    planted = [document for document in documents if "honey" in document.source]
+    planted = [document for document in documents if document.source.startswith("archive/")]
     asked = (join_stream(writer.stream(Prompt(f"{REWRITE}\n\n{d.content}", (), ""))) for d in planted)
     texts = dict(zip((d.id for d in planted), await asyncio.gather(*asked), strict=True))
     found = [replace(d, title="", text=texts[d.id]) if d.id in texts else d for d in documents]

@@ -93,7 +93,7 @@ class TestPlanting:
             document = held[record.source]
             mark = key.record_token("default", 1, record.number)
             assert WatermarkDetector([mark]).tokens(DecodedText(document.text)) == [mark]
-            assert record.source.startswith("honey/") and len(document.text.split()) > 20
+            assert record.source.startswith("archive/") and len(document.text.split()) > 20
         assert len({held[s].text for s in done.added}) == 8
         assert len(world.texts()) == 68 and len(world.texts("acme")) == 60
 

@@ -41,7 +41,7 @@ Folder = Annotated[str, typer.Option(help="Prefix of the records' source names; 
 def plant_command(
     count: Annotated[int | None, typer.Option(min=1, help="Number of records. Default: by corpus size.")] = None,
     style: StyleOption = "article",
-    folder: Folder = "honey",
+    folder: Folder = "archive",
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
@@ -62,7 +62,7 @@ def plant_command(
 @canary.command("rotate")
 def rotate_command(
     style: StyleOption = "article",
-    folder: Folder = "honey",
+    folder: Folder = "archive",
     config: ConfigFile = None,
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,

@@ -69,7 +69,7 @@ class PlantingSettings:
     style: Style = "article"
     questions: Sequence[str] = ()
     k: int = 5
-    folder: str = "honey"
+    folder: str = "archive"
 
     def __post_init__(self) -> None:
         if not self.folder.strip("/"):
