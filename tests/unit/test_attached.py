@@ -32,9 +32,7 @@ from casemate.types import Document
 from tests.fakes import BagOfWords, documents
 from tests.unit.folder_collection import FolderCollection
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*fork:DeprecationWarning"
-)  # the child process is killed after its work
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only runs and is killed
 DIM = 16
 
 
