@@ -21,11 +21,11 @@ from tests.unit.test_mcp import connected, serving
 NOTE = "word11 word12 word13 word14 my passport number is 4471"
 
 
-def system(folder, unentitled="nothing", mode="enforce", **given):
+def system(folder, unentitled="nothing", mode="enforce", **options):
     """A gateway whose clients may read only their own entries."""
 
     def wire():
-        app = make(folder, count=0, mode=mode, mcp=True, agent_memory=True, **given)
+        app = make(folder, count=0, mode=mode, mcp=True, agent_memory=True, **options)
         old, policy = app.guard, AudiencePolicy(unentitled)
         guard = Guard(old.rag, old.defenses, enforce=old.enforce, store=app.store, audience=policy)
         return replace(app, guard=guard)

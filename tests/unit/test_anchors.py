@@ -76,13 +76,15 @@ class TestTextVectors:
         memory.add_dissimilar(first, limit)
         accepted = [memory.texts[i] for i in memory.add_dissimilar(second, limit)]
 
-        held = []  # one by one, with every cosine computed again
+        accepted_one_by_one = []  # one by one, with every cosine computed again
         for text in [*first, *second]:
             row = embedder.embed([text])[0]
-            if text not in held and all(float(embedder.embed([t])[0] @ row) < limit for t in held):
-                held.append(text)
-        assert memory.texts == held
-        assert accepted == held[len(held) - len(accepted) :]
+            if text not in accepted_one_by_one and all(
+                float(embedder.embed([t])[0] @ row) < limit for t in accepted_one_by_one
+            ):
+                accepted_one_by_one.append(text)
+        assert memory.texts == accepted_one_by_one
+        assert accepted == accepted_one_by_one[len(accepted_one_by_one) - len(accepted) :]
 
     def test_embeds_each_text_once_and_grows(self):
         embedder = BagOfWords()

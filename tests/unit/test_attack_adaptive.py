@@ -60,15 +60,17 @@ class Reader(BlackBox):
 
     async def ask(self, text):
         self.asked.append(text)
-        wanted = {w[:6] for w in content_words(text)}
-        common = {d.id: len(wanted & {w[:6] for w in content_words(d.content)}) for d in self.documents}
+        question_stems = {w[:6] for w in content_words(text)}
+        common = {d.id: len(question_stems & {w[:6] for w in content_words(d.content)}) for d in self.documents}
         nearest = max(common, key=common.get, default="")
         self.hidden |= {nearest} if common.get(nearest, 0) > self.limit else set()
         left = [d for d in self.documents if d.id not in self.hidden and common[d.id]]
         if not left:
             return Reply(UNKNOWN)
         best = max(left, key=lambda d: common[d.id])
-        ranked_sentences = sorted(sentences(best.text), key=lambda s: -len(wanted & {w[:6] for w in content_words(s)}))
+        ranked_sentences = sorted(
+            sentences(best.text), key=lambda s: -len(question_stems & {w[:6] for w in content_words(s)})
+        )
         return Reply(" ".join(ranked_sentences[:3]))
 
 
@@ -242,10 +244,10 @@ class TestDecoys:
         own = content_words(document.content)
         for question in prepared(Decoys(shares=(2.0,)), document, [document.content, *others]).questions:
             lead = keywords(question.partition(". ")[0])
-            mine = [i for i, word in enumerate(lead) if content_words(word) & own]
-            assert (len(lead), mine) == (8, [3, 4])
+            own_positions = [i for i, word in enumerate(lead) if content_words(word) & own]
+            assert (len(lead), own_positions) == (8, [3, 4])
             assert any(
-                content_words(" ".join(w for i, w in enumerate(lead) if i not in mine)) <= content_words(o)
+                content_words(" ".join(w for i, w in enumerate(lead) if i not in own_positions)) <= content_words(o)
                 for o in others
             )
 
@@ -260,7 +262,7 @@ class TestDecoys:
 
 
 class TestDuplicates:
-    def test_bigrams_need_adjacent_words(self):
+    def test_bigrams_consist_of_adjacent_words(self):
         assert set(content_bigrams("Lower weirs; herons and lower mills.")) == {
             ("low" + "er", "weir"),
             ("lower", "mill"),
@@ -337,7 +339,7 @@ class TestAveraging:
             assert len(content_words(ask) & document_words) == 1
             assert len(lead.split()) == Averaging().words
 
-    def test_without_disguise_leading_words_are_unchanged(self, candidates):
+    def test_leading_words_are_unchanged_without_disguise(self, candidates):
         document = candidates[0][0]
         for question in prepared(Averaging(disguise=False), document).questions:
             assert content_words(question.partition(". ")[0]) <= content_words(document.content)

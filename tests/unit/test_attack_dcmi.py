@@ -142,10 +142,10 @@ def test_invalid_options_are_rejected(options):
 def test_target_that_compares_texts_reveals_every_member():
     """The worst-case target has the members' texts and replies "yes" if it contains the text verbatim."""
     candidates = documents(20, words=60)
-    held, scores = candidates[:10], []
+    member_texts, scores = candidates[:10], []
     attack = DCMI()
     for number, candidate in enumerate(candidates):
         probe = asyncio.run(attack.prepare(candidate, np.random.default_rng(number)))
-        replies = [Reply("Yes." if any(d.text in q for d in held) else "No.") for q in probe.questions]
+        replies = [Reply("Yes." if any(d.text in q for d in member_texts) else "No.") for q in probe.questions]
         scores += asyncio.run(attack.measure(candidate, probe, replies))
     assert metrics.auc(scores[:10], scores[10:]) == 1

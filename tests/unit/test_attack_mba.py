@@ -51,7 +51,7 @@ def measured(key, reply):
 
 
 class TestQuestion:
-    def test_contains_the_masked_text_and_the_key_has_the_masked_words(self):
+    def test_contains_the_masked_text_and_the_key_restores_the_text(self):
         probe = prepared(TEXT)
         assert restored(probe) == TEXT
         assert list(probe.key) == [str(i) for i in range(1, len(probe.key) + 1)]

@@ -144,7 +144,7 @@ def test_options_out_of_range_are_rejected(options):
         MEntA(**options)
 
 
-def test_a_writer_writes_questions_and_summary():
+def test_writer_generates_questions_and_summary():
     writer = Script(["Sure:\n1. Who pays for it?\n2. Why now?\n3. What next?", " a closed\nbridge. "])
     assert prepared(writer=writer, questions=2).questions == (
         "a closed bridge. Who pays for it?",

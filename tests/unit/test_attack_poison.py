@@ -195,8 +195,8 @@ class TestHotFlip:
         assert len(asked) - 3 <= passes * len(words) * candidates
 
     def test_candidates_are_sorted_by_cosine_to_the_direction(self):
-        wanted = BagOfWords().embed(["heron"])[0]
-        assert candidate_words(BagOfWords(), wanted, ["heron"])[0] == "heron"
+        direction = BagOfWords().embed(["heron"])[0]
+        assert candidate_words(BagOfWords(), direction, ["heron"])[0] == "heron"
 
     def test_words_are_unchanged_without_candidates(self):
         assert flip_words(["a"], lambda options: np.ones(len(options), np.float32), [], np.random.default_rng(0)) == [

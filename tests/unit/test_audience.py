@@ -559,18 +559,18 @@ def test_gateway_answers_depend_on_the_groups_of_the_key(folder):
     from tests import gateways
 
     with open_app() as app:
-        stranger, archivist = (
+        visitor_key, archivist = (
             gateways.key(app, groups=("visitor",), retrieve=True),
             gateways.key(app, groups=("archivist",), retrieve=True),
         )
-        with gateways.client(app, stranger) as http:
-            said = http.post("/v1/chat/completions", json=gateways.chat(QUESTION)).json()
+        with gateways.client(app, visitor_key) as http:
+            response = http.post("/v1/chat/completions", json=gateways.chat(QUESTION)).json()
             rows = http.post("/v1/retrieve", json={"question": QUESTION}).json()["data"]
-            text = said["choices"][0]["message"]["content"]
+            text = response["choices"][0]["message"]["content"]
             assert "1932" in text and [row["id"] for row in rows] == ["quorum"] and rows[0]["text"] == text
             streamed = http.post("/v1/chat/completions", json=gateways.chat(QUESTION, stream=True)).text
             assert "1932" in streamed
-            assert not any(word in json.dumps([said, rows, streamed]) for word in WORDS)
+            assert not any(word in json.dumps([response, rows, streamed]) for word in WORDS)
             headers = {"Authorization": f"Bearer {archivist}"}
             rows = http.post("/v1/retrieve", json={"question": QUESTION}, headers=headers).json()["data"]
             assert {row["id"] for row in rows} == {"d0", "d1", "d2"}

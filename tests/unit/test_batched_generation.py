@@ -142,7 +142,7 @@ def test_concurrent_answers_are_generated_in_one_batch(
     assert max(rows for rows, _ in sizes) == 3
 
 
-def test_a_prompt_joins_answers_in_progress(network: Any) -> None:
+def test_prompt_is_added_to_a_running_batch(network: Any) -> None:
     first, second = Job(0, [4, 5, 6], 12), Job(1, [9, 8], 3)
     arriving = [[], [], [second]]
     decoder = BatchDecoder(network, VOCABULARY, (), 4, {})

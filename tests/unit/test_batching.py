@@ -35,7 +35,7 @@ def test_requests_during_a_batch_form_the_next_batch():
     assert calls == [[1], [2, 3, 4], [5]]
 
 
-def test_an_exception_reaches_the_whole_batch_and_the_next_batch_runs():
+def test_exception_fails_the_whole_batch_and_the_next_batch_runs():
     fail = [True]
 
     def call(requests):
@@ -66,11 +66,11 @@ def test_request_is_added_to_a_running_batch():
 
     def serve(get_arrived):
         batches.append([])
-        held = []
-        while held := [*held, *get_arrived()]:
-            batches[-1].append([request for _, request in held])
+        pending = []
+        while pending := [*pending, *get_arrived()]:
+            batches[-1].append([request for _, request in pending])
             if go.wait(20) and len(batches[-1]) > 1:
-                number, request = held.pop(0)
+                number, request = pending.pop(0)
                 yield number, request.upper()
 
     async def main():
@@ -107,7 +107,7 @@ def test_replies_are_matched_by_number_for_many_threads_and_loops():
     assert found == {n: [10 * x for x in range(100 * n, 100 * n + 50)] for n in range(8)}
 
 
-def test_exception_reaches_the_requests_of_its_batch_and_later_ones_succeed():
+def test_exception_fails_the_requests_of_its_batch_and_later_ones_succeed():
     first_batch_started, go = threading.Event(), threading.Event()
 
     def serve(get_arrived):

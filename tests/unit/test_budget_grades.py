@@ -95,7 +95,7 @@ def test_clients_obtain_at_most_their_budgets_beyond_quorum_answers(rag, clients
     assert not {word for _, text in quorum_part for word in text.split()} & SECRETS
 
 
-def test_without_quorum_no_documents_are_read_beyond_the_budget(rag):
+def test_no_documents_are_read_beyond_the_budget_without_quorum(rag):
     limit = only_budget()
     replies = crawl(Guard(rag, [limit]), limit, 1)
     assert {text for _, grade, text in replies if grade is Grade.QUORUM} == {UNKNOWN}

@@ -106,9 +106,11 @@ def test_threshold_reduction_is_constant_for_client_and_document():
 
 
 def test_threshold_reduction_depends_on_tenant_client_document_and_salt():
-    met = [("t", "anna", "d1"), ("u", "anna", "d1"), ("t", "otto", "d1"), ("t", "anna", "d2"), ("ta", "nna", "d1")]
-    met += [("t", "ann", "ad1"), ("t", 'anna", "d', "1"), ("", "tanna", "d1"), ("t", "ännä", "患者"), ("t", "", "")]
-    drawn = [MADE.threshold_reduction(*m) for m in met] + [replace(MADE, salt="another").threshold_reduction(*met[0])]
+    cases = [("t", "anna", "d1"), ("u", "anna", "d1"), ("t", "otto", "d1"), ("t", "anna", "d2"), ("ta", "nna", "d1")]
+    cases += [("t", "ann", "ad1"), ("t", 'anna", "d', "1"), ("", "tanna", "d1"), ("t", "ännä", "患者"), ("t", "", "")]
+    drawn = [MADE.threshold_reduction(*m) for m in cases] + [
+        replace(MADE, salt="another").threshold_reduction(*cases[0])
+    ]
     assert len(set(drawn)) == len(drawn)
 
 
@@ -265,8 +267,8 @@ def test_concurrent_reader_never_sees_a_partial_file(tmp_path):
     def poll():
         while not done.is_set():
             try:
-                seen = calibration_file.of("default")
-                wrong.extend([] if seen == versions[int(seen.at)] else [seen])
+                latest = calibration_file.of("default")
+                wrong.extend([] if latest == versions[int(latest.at)] else [latest])
             except Exception as error:
                 wrong.append(error)
 
@@ -309,7 +311,7 @@ def test_table_of_error_rates_fits_80_columns_without_truncated_names(monkeypatc
     found = replace(MADE, notes={"recall": recall})
     console = Console(width=80)
     monkeypatch.setattr(setup, "out", console)
-    with console.capture() as held:
+    with console.capture() as captured:
         setup._show("mirabel", found, 0.01)
-    (row,) = [line.split() for line in held.get().splitlines() if "interrogation" in line]
+    (row,) = [line.split() for line in captured.get().splitlines() if "interrogation" in line]
     assert row == ["interrogation", *["100", "/", "100"] * 5]

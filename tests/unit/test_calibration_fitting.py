@@ -61,11 +61,11 @@ def sample_questions(count, seed=9):
 def system(tmp_path):
     opened = []
 
-    def make(held):
+    def make(stored):
         index = SqliteIndex(tmp_path / f"{len(opened)}.db")
         rag = Rag(BagOfWords(), index, Parrot())
         opened.append(index)
-        index.add(held, rag.embedder.embed([d.content for d in held]))
+        index.add(stored, rag.embedder.embed([d.content for d in stored]))
         return rag
 
     yield make
@@ -285,8 +285,8 @@ def test_minimum_number_of_documents_is_sufficient(system):
 
 def test_documents_of_other_tenants_are_not_used(system):
     rag = system(corpus(40))
-    held = corpus(MIN_DOCUMENTS - 1, seed=5)
-    rag.index.add(held, rag.embedder.embed([d.content for d in held]), "small")
+    stored = corpus(MIN_DOCUMENTS - 1, seed=5)
+    rag.index.add(stored, rag.embedder.embed([d.content for d in stored]), "small")
     assert is_empty(fit(rag, settings=replace(SMALL, tenant="small")))
     assert fit(rag, settings=replace(SMALL)).documents == 40
 
@@ -382,11 +382,11 @@ def test_feature_constant_among_benign_questions_has_no_extreme_weight(system):
 
 
 def test_whole_documents_are_joined_from_chunks(system):
-    held = corpus(12, chunks=3)
-    whole = whole_documents(system(held).index, "default", 100, seed=0)
-    assert sorted(d.source for d in whole) == sorted({d.source for d in held})
+    stored = corpus(12, chunks=3)
+    whole = whole_documents(system(stored).index, "default", 100, seed=0)
+    assert sorted(d.source for d in whole) == sorted({d.source for d in stored})
     for document in whole:
-        parts = [d for d in held if d.source == document.source]
+        parts = [d for d in stored if d.source == document.source]
         assert document.text == "\n".join(d.text for d in parts)
         assert (document.id, document.title) == (document.source, parts[0].title)
 

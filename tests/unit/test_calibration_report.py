@@ -281,7 +281,7 @@ def test_recall_panel_has_a_logarithmic_axis_and_correct_heights():
 
 
 @pytest.mark.parametrize("significance", [1e-4, 0.5])
-def test_a_significance_outside_the_rates_is_inside_the_chart(significance):
+def test_marker_of_a_significance_outside_the_rates_is_inside_the_chart(significance):
     view = CalibrationView(calibration(20_000), significance)
     svg = next(str(image) for name, _, image in view.panels() if name == "menta")
     now = float(re.search(r'class="chosen" x1="([\d.]+)"', svg)[1])

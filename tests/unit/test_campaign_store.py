@@ -66,7 +66,7 @@ def test_only_the_owner_can_read_the_file(store):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path):
+def test_file_of_another_program_is_refused(tmp_path):
     (tmp_path / "text").write_text("this is a text, and it is long enough to be read as a header of a file" * 20)
     with pytest.raises(DataError, match="no campaign store"):
         CampaignStore(tmp_path / "text")
@@ -103,7 +103,7 @@ def write(path, start, number):
             store.put_reply(f"k{i}", f"reply of {number}")
 
 
-def test_concurrent_processes_lose_nothing(tmp_path):
+def test_no_write_of_concurrent_processes_is_lost(tmp_path):
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(4)
     writers = [context.Process(target=write, args=(tmp_path / "campaigns.db", start, n)) for n in range(4)]

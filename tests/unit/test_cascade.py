@@ -67,16 +67,16 @@ def test_copy_token_probability_is_bounded_by_the_reference(q, p, copies, alpha,
 
 def test_copy_bound_is_necessary_and_nearly_tight():
     """If the reference distribution is flat, the draft's copy tokens would be accepted without a bound."""
-    rng, over, most = np.random.default_rng(3), 0, 0.0
+    rng, exceeding, most = np.random.default_rng(3), 0, 0.0
     for _ in range(2000):
         q, p = rng.dirichlet(np.full(V, 0.3)), rng.dirichlet(np.full(V, 8.0))
         copies = [rng.choice(V, 3, replace=False)]
         rule = DeferralRule("token_copy", 0.8, 1.5)
         free = target_distribution(q, p, rule.deferred(q, p, ()))
-        held = target_distribution(q, p, rule.deferred(q, p, copies))
-        over += bool((free[copies[0]] > 2.5 * p[copies[0]]).any())
-        most = max(most, float((held[copies[0]] / p[copies[0]]).max()))
-    assert over > 500
+        bounded = target_distribution(q, p, rule.deferred(q, p, copies))
+        exceeding += bool((free[copies[0]] > 2.5 * p[copies[0]]).any())
+        most = max(most, float((bounded[copies[0]] / p[copies[0]]).max()))
+    assert exceeding > 500
     assert 2.0 < most <= 2.5
 
 

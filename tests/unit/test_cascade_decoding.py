@@ -256,8 +256,8 @@ def test_copied_chunks_stay_removed_while_any_chunk_is_copied():
         decoding = opened(settings, seed=seed, run=2, budget=None)
         finished(decoding)
         state_copied.append(decoding.state.copied)
-        held = decoding._views._open
-        assert len(held) <= module.MAX_VIEWS
+        open_views = decoding._views._open
+        assert len(open_views) <= module.MAX_VIEWS
     assert frozenset({0, 1}) in state_copied
 
 

@@ -84,8 +84,10 @@ def history(*runs):
 
 
 def trend(*runs, flakes=RARE_FLAKES):
-    watched = WatchedSet("clinic", tuple(WatchedCanary(f"c{i}", Severity.MEDIUM, flakes) for i in range(len(runs[0]))))
-    return compute_trend(history(*runs), watched, AlarmLimits(max_repeats=0))
+    watched_set = WatchedSet(
+        "clinic", tuple(WatchedCanary(f"c{i}", Severity.MEDIUM, flakes) for i in range(len(runs[0])))
+    )
+    return compute_trend(history(*runs), watched_set, AlarmLimits(max_repeats=0))
 
 
 def test_alarm_has_its_change_point_and_its_recovery():
@@ -108,8 +110,8 @@ def test_repetitions_count_for_their_run():
         CanaryResult("c0", f"clinic@020~{n}", NOON + timedelta(hours=20, seconds=n), CanaryStatus.FAIL)
         for n in (1, 2, 3, 4, 5)
     ]
-    watched = WatchedSet("clinic", (WatchedCanary("c0", flakes=FlakeCounts(100, 0)), WatchedCanary("c1")))
-    found = compute_trend([*history(*["PP"] * 20, "FP"), *again], watched)
+    watched_set = WatchedSet("clinic", (WatchedCanary("c0", flakes=FlakeCounts(100, 0)), WatchedCanary("c1")))
+    found = compute_trend([*history(*["PP"] * 20, "FP"), *again], watched_set)
     (alarm,) = found.alarms
     assert (alarm.canary, alarm.began, alarm.alarmed, alarm.recovered) == ("c0", 20, 20, None)
     assert alarm.earliest >= 19

@@ -149,10 +149,10 @@ class TestWebhook:
         assert caught.value.retryable
 
     def test_the_response_body_is_not_read(self):
-        begun = time.process_time()
+        start_time = time.process_time()
         with Listener(answer=b"x" * 50_000_000) as listener:
             send(WebhookChannel(Secret(listener.url), KEY))
-        assert time.process_time() - begun < 2
+        assert time.process_time() - start_time < 2
 
     @pytest.mark.parametrize(
         "url",

@@ -174,9 +174,9 @@ def test_colluding_clients_count_again_after_a_reset_of_the_tenant(event_store):
 
 def test_a_reset_needs_a_client_or_a_tenant(event_store):
     event_store.close()
-    for given in ([], ["ann", "--tenant", "default"]):
+    for reset_arguments in ([], ["ann", "--tenant", "default"]):
         with pytest.raises(ConfigError, match="either a client or --tenant"):
-            CliRunner().invoke(cli, ["client", "reset", *given], catch_exceptions=False)
+            CliRunner().invoke(cli, ["client", "reset", *reset_arguments], catch_exceptions=False)
 
 
 def test_canary_clients_are_listed_only_with_the_option(event_store):

@@ -49,7 +49,7 @@ def test_another_seed_gives_other_notes() -> None:
     assert not {text for _, text in clinic.case_notes(seed=8)} & {text for _, text in NOTES}
 
 
-def test_a_longer_list_begins_with_the_shorter_one() -> None:
+def test_longer_list_starts_with_the_shorter_list() -> None:
     assert clinic.case_notes(30) == NOTES[:30]
     assert clinic.case_notes(0) == []
 

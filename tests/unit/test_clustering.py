@@ -73,7 +73,7 @@ def test_topics_are_deterministic_for_a_seed():
     assert np.array_equal(find_topics(E, settings).labels, find_topics(E, settings).labels)
 
 
-def test_membership_limits_how_much_noise_joins_topics():
+def test_higher_membership_threshold_gives_more_noise():
     E, _ = clustered()
     shares = [find_topics(E, TopicSettings(membership=m)).noise for m in (0.0, 0.2, 1.0)]
     assert shares[0] == 0 < shares[1] < shares[2]

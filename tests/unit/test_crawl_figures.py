@@ -41,13 +41,13 @@ def test_quoted_chunks_are_recovered_and_others_are_not(store):
     crawled = figures(store, {"off": OverlapTarget()}, questions=8, k=3)
     result = crawled.by_target["off"]
     steps = run_crawl(store, RandomWords(), OverlapTarget(), questions=8, k=3).exchanges
-    seen = {i for s in steps for i in s.context}
-    assert 0 < len(seen) < 30
-    assert result.coverage.value == pytest.approx(len(seen) / 30)
+    context_ids = {i for s in steps for i in s.context}
+    assert 0 < len(context_ids) < 30
+    assert result.coverage.value == pytest.approx(len(context_ids) / 30)
     assert result.coverage.low < result.coverage.value < result.coverage.high
     assert result.crr.value == result.crr_at["0.9"].value == result.crr_recall_at["0.9"].value == result.coverage.value
     assert result.crr_ikea.value == pytest.approx(1)
-    assert result.efficiency == pytest.approx(len(seen) / (8 * 3))
+    assert result.efficiency == pytest.approx(len(context_ids) / (8 * 3))
     assert result.answered.value == 1
     assert (result.questions, result.chunks, result.alarms, result.first_alarm) == (8, 30, {}, None)
     assert set(result.crr_at) == {"0.3", "0.7", "0.9"}
@@ -122,8 +122,8 @@ def test_guard_is_compared_with_the_system_without_a_guard(tmp_path, store):
 def test_only_reply_metrics_remain_without_a_reported_context(store):
     crawled = figures(store, {"off": OverlapTarget()}, questions=8, k=3)
     whole, part = (crawl.by_target["off"] for crawl in (crawled, without_context(crawled)))
-    lost = dict.fromkeys(("crr_ikea", "coverage", "area", "efficiency", "verbatim"))
-    assert part == replace(whole, curve=tuple((at, None, crr) for at, _, crr in whole.curve), **lost)
+    removed_metrics = dict.fromkeys(("crr_ikea", "coverage", "area", "efficiency", "verbatim"))
+    assert part == replace(whole, curve=tuple((at, None, crr) for at, _, crr in whole.curve), **removed_metrics)
     assert len(part.curve) > 2
 
 

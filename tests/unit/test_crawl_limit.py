@@ -118,7 +118,7 @@ def test_text_without_quotations_is_unchanged():
     assert ask(CrawlLimit(quote_words=1), range(5), dump=False)[1] == "nothing of the kind"
 
 
-def test_each_client_may_ask_the_daily_number_of_questions():
+def test_each_client_gets_new_chunks_for_the_daily_number_of_questions():
     limit = CrawlLimit(questions=20)
     for question in range(20):
         outcome, _ = ask(limit, range(5 * question, 5 * question + 8), dump=False)
@@ -172,7 +172,7 @@ def test_questions_that_repeat_earlier_answers_are_evidence():
 
 def test_verdicts_on_an_alarmed_client_that_continues_to_crawl_are_stored(store):
     limit, query = CrawlLimit(quote_words=1000, store=store), Query("what then", client="ann")
-    for question in range(300):  # each repeats the answer before
+    for question in range(300):  # each question repeats the previous answer
         limit.evidence.record_question(query)
         limit.evidence.record_answer(query, chunk(question).text, {f"d{question}": 1}, [], True)
         query = Query(chunk(question).text, client="ann")
@@ -381,7 +381,7 @@ def test_a_failing_measurement_does_not_change_an_answer(monkeypatch, caplog):
     assert answer == bare and "could not measure" in caplog.text
 
 
-def test_several_crawlers_cause_suspicion_of_all_clients_of_the_tenant():
+def test_several_crawlers_set_all_clients_of_the_tenant_to_suspected():
     limit = CrawlLimit(quote_words=50, colluders=2)
     for client in ("ann", "bob"):
         assert level(limit, "eve") is CLEAR
@@ -410,9 +410,9 @@ def test_evidence_is_an_e_value_and_the_mean_of_one_cusum_for_each_rate():
     rng = np.random.default_rng(1)
     for test in (*crawl_evidence.TESTS.values(), *crawl_evidence.TENANT_TESTS.values()):
         assert sum(test.crawlers.values()) == pytest.approx(1)
-        before = [1000.0] * len(test.crawlers)  # far from 1, below which no CUSUM falls
+        before = [1000.0] * len(test.crawlers)  # far from 1, the lower limit of a CUSUM
         happened, not_happened = (np.array(test.step(before, x)) for x in (True, False))
-        mean = test.harmless * happened + (1 - test.harmless) * not_happened  # over harmless clients
+        mean = test.harmless * happened + (1 - test.harmless) * not_happened  # over benign clients
         assert mean == pytest.approx(before)
         events, cusums = rng.random(30) < 0.15, test.start()
         for happened in events:
@@ -518,7 +518,7 @@ def test_colluding_clients_are_detected_and_share_one_exposure_limit():
     for name in range(4):
         ask(limit, range(5 * name, 5 * name + 5), client=f"c{name}")
     assert level(limit, "bystander") is SUSPECTED
-    assert level(limit, "c0") is SUSPECTED  # none of them alone is alarmed
+    assert level(limit, "c0") is SUSPECTED  # no client is alarmed on its own
     text = ask(limit, range(5), client="bystander")[1]
     assert len(text.split()) <= 0.3 * 60 + 3 * 60  # the part quoted to c0, and no further whole chunk
     new = ask(limit, range(50, 55), client="bystander")[1]

@@ -196,7 +196,7 @@ def test_texts_are_delivered_from_their_beginning_if_extracts_are_disabled():
     assert limit.grade(Query("", "ann")) is Grade.QUORUM and chunk(5).text.startswith(given.text)
 
 
-def test_document_without_a_relevant_sentence_is_delivered_within_the_budget():
+def test_document_without_a_relevant_sentence_is_not_counted_as_shortened():
     evidence, query = CrawlEvidence(0.01, 0, 3600.0, None), Query("bridge", "ann")
     delivery = Delivery(evidence, query, {"budget": 0})
     assert delivery.add(chunk(1), []) is None and not delivery.shortened

@@ -41,8 +41,8 @@ async def fetched(limit, numbers, client="ann"):
     limit.sync()
     retrieval = Retrieval(tuple(Hit(d, 0.5) for d in documents), STATS, exhausted=True)
     found = (await limit.on_retrieve(query, retrieval)).value
-    given = await limit.on_deliver(query, [h.document for h in found.hits])
-    return {word for d in given for word in d.text.split()}
+    delivered = await limit.on_deliver(query, [h.document for h in found.hits])
+    return {word for d in delivered for word in d.text.split()}
 
 
 def work(folder, seed, pipe):

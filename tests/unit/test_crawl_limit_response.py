@@ -100,16 +100,16 @@ def test_quotations_from_extracts_count_against_the_whole_chunk(sentences):
 
 @pytest.mark.parametrize("sentences", [0, 2])
 def test_alarm_lasts_its_hours_with_and_without_extracts(sentences, monkeypatch):
-    limit, query, began = (
+    limit, query, start_time = (
         with_client_level(CrawlLimit(sentences=sentences, hours=1), ALARMED),
         Query("", "ann"),
         time.time(),
     )
     for minute in range(59):
-        monkeypatch.setattr(crawl_evidence.time, "time", lambda now=began + 60 * minute: now)
+        monkeypatch.setattr(crawl_evidence.time, "time", lambda now=start_time + 60 * minute: now)
         asyncio.run(ask_limited(limit, RepeatsContext()))
         assert limit.evidence.level(query) is ALARMED
-    monkeypatch.setattr(crawl_evidence.time, "time", lambda: began + 7200)
+    monkeypatch.setattr(crawl_evidence.time, "time", lambda: start_time + 7200)
     asyncio.run(ask_limited(limit, RepeatsContext()))
     assert limit.evidence.level(query) is CLEAR
 
@@ -149,9 +149,9 @@ def test_one_question_of_a_crawler_waits_and_its_others_get_no_documents():
 
 def test_question_is_answered_after_the_pause():
     limit, reader = with_client_level(CrawlLimit(pause_s=0.05), ALARMED), RepeatsContext()
-    began = time.monotonic()
+    start_time = time.monotonic()
     assert asyncio.run(ask_limited(limit, reader))
-    assert time.monotonic() - began >= 0.05
+    assert time.monotonic() - start_time >= 0.05
     assert asyncio.run(ask_limited(limit, reader, text="and the north bridge"))
     assert all(texts for texts in reader.read)
 

@@ -128,7 +128,7 @@ class TestQuestions:
         assert missing.pop("Post") == missing.pop("Nail") == "use"  # all others lack "part", which only two have
         assert set(missing.values()) == {""}
 
-    def test_order_is_relation_open_question_neighbors(self):
+    def test_are_ordered_as_relation_open_question_and_neighbors(self):
         first, second, *rest = self.made(0, "cause")
         assert first == RELATION_TEMPLATES["cause"].format("ferry")
         assert second in [form.format("ferry") for form in EXPLORE_TEMPLATES]

@@ -26,8 +26,8 @@ def made(name, system, **options):
     """A crawler with the embedder of the system, if it has that option. ``worm`` uses a small search."""
     cls = plugins.load("crawler", name)
     fast_options = {"suffix": 4, "training_questions": 20} if name == "worm" else {}
-    given = {"embedder": system.embedder} if "embedder" in cls.__dataclass_fields__ else {}
-    return cls(**{**given, **fast_options, **options})
+    embedder_option = {"embedder": system.embedder} if "embedder" in cls.__dataclass_fields__ else {}
+    return cls(**{**embedder_option, **fast_options, **options})
 
 
 @pytest.mark.parametrize("name", CRAWLERS)
