@@ -270,7 +270,7 @@ def test_only_folders_of_killed_runs_are_removed(tmp_path):
     for folder in (killed, running, other):
         folder.mkdir()
         (folder / "index.db").write_text("documents")
-    (killed / "try.lock").write_text('{"pid": 1}')  # the lock file of its owner remains after a kill
+    (killed / "try.lock").write_text('{"pid": 1}')  # a killed process leaves its lock file
     with try_documents._lock(running):
         made = try_documents._make_work_folder(tmp_path / "report.html")
     assert sorted(tmp_path.iterdir()) == sorted([made, running, other])

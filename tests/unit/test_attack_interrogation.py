@@ -70,12 +70,12 @@ class TestQuestions:
             by_truth = facts(prepared(note.text, summary=False))
             assert len(by_truth["no"]) == len(by_truth["yes"])
 
-    def test_the_number_is_limited(self):
+    def test_are_limited_in_number(self):
         assert len(prepared(" ".join(n.text for n in NOTES)).questions) == 30
         assert len(prepared(questions=4).questions) == 4
         assert len(prepared(questions=3).questions) == 3
 
-    def test_there_are_at_least_three(self):
+    def test_are_at_least_three(self):
         for text in ("It rained.", "rain", "The bridge is closed", "Two."):
             probe = prepared(text)
             assert len(set(probe.questions)) == 3

@@ -59,7 +59,7 @@ class TestQuestions:
             assert asked and asked <= content_words(TEXT)
             assert any(asked <= content_words(sentence) for sentence in TEXT.split(". "))
 
-    def test_are_sorted_by_rarity_of_terms(self):
+    def test_ask_for_rare_terms_first(self):
         (plain,) = prepared(questions=1, summary=False).questions
         common = [s for s in TEXT.split(". ") if not s.startswith("Buses")]
         (rare,) = prepared(questions=1, summary=False, genre=[". ".join(common)] * 20).questions

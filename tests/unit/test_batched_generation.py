@@ -1,4 +1,6 @@
-"""Batched greedy decoding: equal to single decoding, with prefixes decoded once and finished rows replaced."""
+"""Batched greedy decoding: equal to single decoding. Shared prefixes are prefilled once, and finished rows are
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ def test_finished_rows_are_replaced_and_the_row_limit_holds(network: Any, monkey
     assert np.mean(steps) > 3  # with waiting for the longest answer of each four it would be 2.2
 
 
-def test_shared_prefix_is_decoded_once(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_prefix_is_prefilled_once(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     forward = network.forward
     monkeypatch.setattr(network, "forward", lambda **given: read.append(given["input_ids"].numel()) or forward(**given))

@@ -77,7 +77,7 @@ def test_request_without_a_body_is_accepted_at_the_upload_limit_of_its_key():
     assert asyncio.run(run())["body"] == b""
 
 
-def test_body_without_a_length_header_is_refused():
+def test_body_without_length_or_transfer_encoding_header_is_refused():
     async def run():
         async def receive_unannounced():
             return {"type": "http.request", "body": b"x", "more_body": False}

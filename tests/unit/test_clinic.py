@@ -20,7 +20,7 @@ def shingles(text: str, width: int = 8) -> set[tuple[str, ...]]:
 
 
 def overlaps(texts: list[str]) -> dict[tuple[int, int], float]:
-    """Returns the Jaccard similarity of each pair with a common 8-gram, with an index from 8-gram to notes."""
+    """Returns the Jaccard similarity of each pair with a common 8-gram. An index from 8-gram to notes finds them."""
     sets = [shingles(text) for text in texts]
     holders: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for at, grams in enumerate(sets):
