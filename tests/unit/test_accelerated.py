@@ -1,4 +1,4 @@
-"""The decoder of the benchmarks for an accelerator, against the decoder of the package."""
+"""The benchmark decoder for accelerators, compared with the decoder of the package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VOCABULARY, ENDS = 40, (0, 1)
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """Random weights with large biases, so that answers vary."""
+    """Random weights with large biases, so that the answers differ."""
     torch.manual_seed(7)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
     config = transformers.Qwen2Config(num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True, **sizes)
@@ -39,8 +39,8 @@ def _jobs(count: int) -> list[Job]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 5])
-def test_answers_are_those_of_the_package(model: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerated, "POSITIONS", 64)  # some prompts do not fit and are decoded alone
+def test_answers_equal_those_of_the_package(model: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerated, "POSITIONS", 64)  # prompts that do not fit are decoded alone
     monkeypatch.setattr(accelerated, "SPANS", (16, 64))
     monkeypatch.setattr(accelerated, "READ_AT_ONCE", 100)
     expected = dict(BatchDecoder(model, VOCABULARY, ENDS, 4, {}).decode(_jobs(14)))

@@ -1,4 +1,4 @@
-"""Agent memory over MCP: entries that only their client receives, with the official SDK's client."""
+"""Agent memory over MCP, with the client of the official SDK. Only the client that stored an entry receives it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.unit.test_mcp import connected, serving
 NOTE = "word11 word12 word13 word14 my passport number is 4471"
 
 
-def system(folder, unentitled="nothing", mode="enforce", **given):
-    """A gateway whose clients may read their own entries only."""
+def system(folder, unentitled="nothing", mode="enforce", **options):
+    """A gateway whose clients may read only their own entries."""
 
     def wire():
-        app = make(folder, count=0, mode=mode, mcp=True, agent_memory=True, **given)
+        app = make(folder, count=0, mode=mode, mcp=True, agent_memory=True, **options)
         old, policy = app.guard, AudiencePolicy(unentitled)
         guard = Guard(old.rag, old.defenses, enforce=old.enforce, store=app.store, audience=policy)
         return replace(app, guard=guard)
 
-    with ThreadPoolExecutor(1) as pool:  # outside of the running event loop
+    with ThreadPoolExecutor(1) as pool:  # outside the running event loop
         return pool.submit(wire).result()
 
 
@@ -51,7 +51,7 @@ async def test_only_the_client_that_stored_an_entry_receives_it(tmp_path):
             assert stored.content[0].text == "Stored."
             assert await search(client, NOTE) == [NOTE]
             answer = (await client.call_tool("ask", {"question": NOTE})).content[0].text
-            assert answer.startswith("memory/")  # the parrot names its context
+            assert answer.startswith("memory/")  # the test generator repeats its context
         async with connected(url, bob) as client:
             assert await search(client, NOTE) == []
             assert "memory/" not in (await client.call_tool("ask", {"question": NOTE})).content[0].text
@@ -62,7 +62,7 @@ async def test_only_the_client_that_stored_an_entry_receives_it(tmp_path):
             assert await search(client, NOTE) == []
 
 
-async def test_an_entry_names_its_subject_and_the_event_does_not_contain_it(tmp_path):
+async def test_entry_source_contains_a_client_hash_and_events_do_not_contain_the_text(tmp_path):
     app = system(tmp_path)
     text = key(app, name="ann", retrieve=True)
     with serving(app, own_tools) as url:
@@ -79,15 +79,15 @@ async def test_an_entry_names_its_subject_and_the_event_does_not_contain_it(tmp_
 @pytest.mark.parametrize("text", ["", " \n", "a\x00b", "x" * (MOST_CHARACTERS + 1), 7])
 async def test_an_invalid_entry_is_refused(tmp_path, text):
     app = system(tmp_path)
-    someone = key(app)
+    client_key = key(app)
     with serving(app, own_tools) as url:
-        async with connected(url, someone) as client:
+        async with connected(url, client_key) as client:
             result = await client.call_tool("remember", {"text": text})
     assert result.is_error and result.content[0].text.startswith("text: ")
 
 
 @pytest.mark.parametrize(("unentitled", "mode"), [("full", "enforce"), ("nothing", "observe")])
-def test_memory_that_every_client_could_read_is_refused(tmp_path, unentitled, mode):
+def test_memory_that_all_clients_could_read_is_refused(tmp_path, unentitled, mode):
     app = system(tmp_path, unentitled, mode)
     with pytest.raises(ConfigError, match=r"agent memory: every client could read .* set guard\.mode: enforce"):
         own_tools(Gateway(app))

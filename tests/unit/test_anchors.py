@@ -24,7 +24,7 @@ some_texts = st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).m
 
 class TestNounPhrases:
     @given(st.text(max_size=300))
-    def test_occur_in_the_text_and_are_short(self, text):
+    def test_are_short_and_occur_in_the_text(self, text):
         for phrase in noun_phrases(text):
             assert phrase.lower() in " ".join(text.lower().split())
             assert 0 < len(phrase) <= MAX_ANCHOR_CHARACTERS
@@ -33,7 +33,7 @@ class TestNounPhrases:
         assert noun_phrases("Herons nest in reeds. A heron eats frogs.").count("herons nest") == 1
         assert noun_phrases("The tolls are high. A toll is paid. The toll again.") == ["tolls", "high", "paid"]
 
-    def test_break_at_verbs_fillers_and_labels(self):
+    def test_end_at_verbs_fillers_and_labels(self):
         found = noun_phrases(
             "Owner: the ferry brings several sheep. Thanks for a good answer about pier Warden: it floods."
         )
@@ -45,7 +45,7 @@ class TestNounPhrases:
             assert not [p for p in noun_phrases(note.text) if p.lower() in STOP_WORDS]
 
 
-def test_general_words_are_distinct_and_no_stop_words():
+def test_general_words_are_distinct_and_not_stop_words():
     assert len(set(GENERAL_WORDS)) == len(GENERAL_WORDS) > 50
     assert not set(GENERAL_WORDS) & STOP_WORDS
 
@@ -74,15 +74,17 @@ class TestTextVectors:
         embedder = BagOfWords()
         memory = TextVectors(embedder)
         memory.add_dissimilar(first, limit)
-        let_in = [memory.texts[i] for i in memory.add_dissimilar(second, limit)]
+        accepted = [memory.texts[i] for i in memory.add_dissimilar(second, limit)]
 
-        held = []  # one by one, with every cosine computed anew
+        accepted_one_by_one = []  # one by one, with every cosine computed again
         for text in [*first, *second]:
             row = embedder.embed([text])[0]
-            if text not in held and all(float(embedder.embed([t])[0] @ row) < limit for t in held):
-                held.append(text)
-        assert memory.texts == held
-        assert let_in == held[len(held) - len(let_in) :]
+            if text not in accepted_one_by_one and all(
+                float(embedder.embed([t])[0] @ row) < limit for t in accepted_one_by_one
+            ):
+                accepted_one_by_one.append(text)
+        assert memory.texts == accepted_one_by_one
+        assert accepted == accepted_one_by_one[len(accepted_one_by_one) - len(accepted) :]
 
     def test_embeds_each_text_once_and_grows(self):
         embedder = BagOfWords()

@@ -1,4 +1,4 @@
-"""Features of sentences and the models fitted on them."""
+"""Sentence features for extractive answers, and the models fitted on them."""
 
 import math
 import re
@@ -48,15 +48,15 @@ def column(name, question, passages=PASSAGES, cosines=None):
         ("What is in the garage?", "lacks_number", [0, 0, 0, 0, 0]),
     ],
 )
-def test_the_expected_type_of_answer(question, feature, expected):
+def test_feature_compares_a_sentence_with_the_expected_answer_type(question, feature, expected):
     assert column(feature, question) == expected
 
 
-def test_a_number_of_the_question_is_no_answer():
+def test_number_from_the_question_is_not_an_answer():
     assert column("lacks_number", "How many floors does the garage with 1987 places have?")[4] == 1
 
 
-def test_coverage_counts_title_and_neighbors():
+def test_coverage_includes_title_and_neighboring_sentences():
     question = "parking costs floors"
     sentence, nearby, passage = (column(f"covered{part}", question)[:3] for part in ("", "_nearby", "_by_passage"))
     assert all(a <= b <= c + 1e-9 for a, b, c in zip(sentence, nearby, passage, strict=True))
@@ -78,7 +78,7 @@ def test_vector_features_equal_a_naive_computation():
     assert column("cosine_standardized", "x", cosines=cosines) == pytest.approx(standardized, abs=1e-4)
 
 
-def test_vector_features_of_some_sentences_do_not_depend_on_the_others():
+def test_vector_features_ignore_sentences_without_a_cosine():
     cosines = np.array([math.nan, 0.5, 0.1, 0.7, math.nan])
     assert column("cosine", "x", cosines=cosines) == [0, 0.5, 0.1, 0.7, 0]
     assert column("cosine_passage", "x", cosines=cosines) == [0, 0.5, 0.5, 0.7, 0]
@@ -103,18 +103,18 @@ def test_vector_features_of_some_sentences_do_not_depend_on_the_others():
         ("", ""),
     ],
 )
-def test_the_part_that_asks(text, focus):
+def test_focus_is_the_part_of_the_text_that_asks(text, focus):
     assert Question(text).focus == focus
 
 
-def test_words_of_a_remark_that_occur_nowhere_weigh_nothing():
+def test_remark_words_that_occur_in_no_passage_have_no_weight():
     alone = column("covered", "Who runs the garage?")
     assert column("covered", "Who runs the garage? Xanadoo is great.") == alone
     assert column("covered", "Hello, can someone please explain who runs the garage?") == alone
     assert max(column("covered", "Who runs the garage of Xanadoo?")) < max(alone)
 
 
-def test_without_vectors_their_features_are_zero_and_unweighted():
+def test_vector_features_are_zero_and_unweighted_without_vectors():
     table = sentence_features(Question("Who runs the garage?"), PASSAGES)
     assert not table[:, len(WORD_FEATURES) :].any()
     assert set(BY_WORDS.ranking[len(WORD_FEATURES) :]) == {0.0}
@@ -123,7 +123,7 @@ def test_without_vectors_their_features_are_zero_and_unweighted():
 
 
 @pytest.mark.parametrize("model", [BY_WORDS, BY_VECTORS])
-def test_a_model_has_one_weight_per_feature_and_prefers_what_answers(model):
+def test_model_has_one_weight_per_feature_and_ranks_the_answer_first(model):
     assert len(model.ranking) == len(FEATURES) and len(model.support) == len(SUPPORT_FEATURES)
     weights = dict(zip(FEATURES, model.ranking, strict=True))
     assert weights["covered"] > 0 and weights["covered_nearby"] > 0 and weights["rank"] > 0
@@ -141,7 +141,7 @@ def test_a_model_has_one_weight_per_feature_and_prefers_what_answers(model):
         ("When did she come?", "She came in May 1987.", False, False),
     ],
 )
-def test_what_a_question_says_and_quotes(question, sentence, says, quotes):
+def test_question_detects_sentences_that_it_states_or_quotes(question, sentence, says, quotes):
     assert (Question(question).says(sentence), Question(question).quotes(sentence)) == (says, quotes)
 
 
@@ -171,12 +171,14 @@ PLAIN_PATTERNS = {
         rf"\b(?:\d+|{COUNTS}|several|few)[ -](?:\w+ )?(?:second|minute|hour|day|night|week|month|year)"
     ),
 }
-PIECES = st.sampled_from("A Ada-B Ön Mayor May _May 1987 201 9:30 Twenty-two dozen half days few . ! : - ’ _".split())
+TEXT_PIECES = st.sampled_from(
+    "A Ada-B Ön Mayor May _May 1987 201 9:30 Twenty-two dozen half days few . ! : - ’ _".split()
+)
 
 
-@given(st.lists(st.one_of(PIECES, st.just(" "), TEXT), max_size=16).map("".join))
-def test_types_of_answers_are_found_as_by_the_plain_patterns(text):
-    """Patterns that begin with a set of characters are faster, and find the same."""
+@given(st.lists(st.one_of(TEXT_PIECES, st.just(" "), TEXT), max_size=16).map("".join))
+def test_optimized_type_patterns_match_the_same_spans_as_the_plain_patterns(text):
+    """Patterns that start with a character class are faster and match the same spans."""
     for kind in TYPES:
         plain = PLAIN_PATTERNS.get(kind.feature, kind.contained)
         assert [m.span() for m in kind.contained.finditer(text)] == [m.span() for m in plain.finditer(text)]

@@ -1,4 +1,4 @@
-"""The assessment on a folder, with an embedder that hashes words: small, fast, without weights."""
+"""The assessment on a folder, with an embedder that hashes words, so that it is fast and needs no weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from casemate.runtime.file_lock import LockHeld
 from casemate.types import Document
 from tests.fakes import LongTexts
 
-try_documents = importlib.import_module("casemate.cli.try_documents")  # `casemate.cli` has a function of this name
+try_documents = importlib.import_module("casemate.cli.try_documents")  # `casemate.cli` has a function with this name
 
 
 CONFIG = assessment.CONFIG
@@ -46,7 +46,7 @@ def steps(title, total):
 
 
 def shrink(monkeypatch):
-    """Replaces the embedder's model, and most of the questions."""
+    """Replaces the embedder's model and reduces the number of questions."""
     load = plugins.load
     monkeypatch.setattr(plugins, "load", lambda role, name: LongTexts if name == "minilm" else load(role, name))
     monkeypatch.setattr(assessment, "CONFIG", SMALL)
@@ -59,8 +59,8 @@ def _small(monkeypatch):
     shrink(monkeypatch)
 
 
-def test_no_membership_attack_of_the_defaults_is_left_out():
-    """The report names the strongest attack; without one of them it would state too little."""
+def test_assessment_includes_all_default_membership_attacks():
+    """The report names the strongest attack. Without one of the attacks, its figure could be too low."""
     used = [spec.use for spec in configuration.parse(CONFIG).redteam.attacks]
     assert used == [spec.use for spec in configuration.RedteamSection().attacks]
 
@@ -87,7 +87,7 @@ def test_drafted_questions_keep_the_capital_letters_of_names():
     assert "priya" not in " ".join(found)
 
 
-def test_an_assessment_holds_documents_out_and_measures_both_sides(tmp_path):
+def test_assessment_holds_out_documents_and_measures_with_and_without_the_guard(tmp_path):
     found = run(write_notes(tmp_path / "notes", 44), tmp_path)
     held = found.sample
     assert (held.found, held.indexed, held.held_out, held.gap) == (44, 33, 11, "")
@@ -125,9 +125,9 @@ def test_an_assessment_holds_documents_out_and_measures_both_sides(tmp_path):
 
 
 @pytest.mark.slow
-def test_documents_that_were_kept_out_count_for_the_screening(tmp_path, monkeypatch):
+def test_held_out_documents_count_for_the_screening(tmp_path, monkeypatch):
     folder = write_notes(tmp_path / "notes", 44)
-    for module in (assessment, scoring):  # more chunks than the index has, fewer than the whole folder
+    for module in (assessment, scoring):  # more chunks than the index has, fewer than in the whole folder
         monkeypatch.setattr(module, "MIN_DOCUMENTS", 40)
     found = run(folder, tmp_path)
     assert found.sample.chunks < 40
@@ -146,20 +146,20 @@ def test_a_failure_is_reported_first(tmp_path):
     assert assessment_report.as_json(found)["failures"]
 
 
-def test_too_few_documents_give_no_figure_but_a_reason(tmp_path):
+def test_too_few_documents_give_a_reason_instead_of_a_figure(tmp_path):
     found = run(write_notes(tmp_path / "notes", 5), tmp_path)
     assert (found.sample.indexed, found.sample.held_out, found.membership) == (5, 0, None)
-    head = assessment_report.headlines(found)[0]
-    assert (head.off, head.on) == (None, None)
-    assert "at least 10 of each" in head.why
+    membership_headline = assessment_report.headlines(found)[0]
+    assert (membership_headline.off, membership_headline.on) == (None, None)
+    assert "at least 10 of each" in membership_headline.why
     page = assessment_report.render_assessment(found)
     assert "could not be calibrated" in page
-    assert "crawl_limit, questions" not in page  # there is no casemate.yaml to write it into
+    assert "crawl_limit, questions" not in page  # there is no casemate.yaml for the setting
     assert all(f"casemate redteam {name}" in page for name in ("run", "crawl", "probe"))
 
 
 @pytest.mark.parametrize(("chunks", "said"), [(24, True), (30, False)])
-def test_the_report_says_that_mirabel_decides_nothing(chunks, said, tmp_path):
+def test_report_states_that_mirabel_withheld_no_document(chunks, said, tmp_path):
     found = run(write_notes(tmp_path / "notes", 5), tmp_path)
     found = replace(found, guard_gap="", sample=replace(found.sample, chunks=chunks))
     note = (
@@ -182,7 +182,7 @@ def test_a_large_folder_is_sampled(tmp_path, monkeypatch):
     assert sum(source.size for source in corpus.sources()) <= 5000
 
 
-def test_what_cannot_be_read_is_skipped_with_its_reason(tmp_path):
+def test_unreadable_files_are_skipped_with_a_reason(tmp_path):
     folder = write_notes(tmp_path / "notes", 8)
     (folder / "binary.txt").write_bytes(bytes(range(256)) * 20)
     (folder / "photo.jpg").write_bytes(b"\xff\xd8")
@@ -208,19 +208,19 @@ def test_what_cannot_be_read_is_skipped_with_its_reason(tmp_path):
         (lambda folder: folder.write_bytes(b"\0" * 100), "no file of a known type"),
     ],
 )
-def test_nothing_to_read_is_an_error(tmp_path, make, expected):
+def test_folder_without_readable_files_is_an_error(tmp_path, make, expected):
     make(tmp_path / "documents")
     with pytest.raises(DataError, match=expected):
         run(tmp_path / "documents", tmp_path)
 
 
-def test_one_file_of_binary_data_is_an_error_with_its_reason(tmp_path):
+def test_single_binary_file_is_an_error_with_a_reason(tmp_path):
     (tmp_path / "only.txt").write_bytes(bytes(range(256)) * 20)
     with pytest.raises(DataError, match="binary"):
         run(tmp_path / "only.txt", tmp_path)
 
 
-def test_marked_parts_are_the_reply():
+def test_marked_parts_concatenate_to_the_reply():
     rest = "the second half of this record says that the dose was doubled in May"
     reply = f"Here it is: {rest}. And more of other things that nobody asked for."
     parts = assessment_report.mark_quotations(f"The first half. And {rest}.", "The first half.", reply)
@@ -229,7 +229,7 @@ def test_marked_parts_are_the_reply():
     assert assessment_report.mark_quotations(rest, "", "") == []
 
 
-def test_the_command_writes_the_report_and_leaves_nothing_else(tmp_path, monkeypatch, capsys):
+def test_command_writes_only_the_report(tmp_path, monkeypatch, capsys):
     write_notes(tmp_path / "notes", 5)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["casemate", "try", "notes", "--json"])
@@ -242,8 +242,8 @@ def test_the_command_writes_the_report_and_leaves_nothing_else(tmp_path, monkeyp
     assert [h["on"] is None for h in printed["headlines"]] == [True, False, True]
 
 
-def test_the_terminal_says_before_the_figures_that_the_guard_is_not_calibrated(tmp_path, monkeypatch, capsys):
-    write_notes(tmp_path / "notes", 24)  # 10 are kept out, and 14 are too few for the calibration
+def test_terminal_reports_the_missing_calibration_before_the_figures(tmp_path, monkeypatch, capsys):
+    write_notes(tmp_path / "notes", 24)  # 10 are held out, and 14 are too few for the calibration
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["casemate", "try", "notes"])
     with pytest.raises(SystemExit, match="0"):
@@ -253,7 +253,7 @@ def test_the_terminal_says_before_the_figures_that_the_guard_is_not_calibrated(t
     assert printed.index("mirabel withheld no document") < printed.index("Guard off -> guard on")
 
 
-def test_a_folder_in_place_of_the_report_is_an_error_before_indexing(tmp_path, monkeypatch, capsys):
+def test_report_path_that_is_a_folder_is_an_error_before_indexing(tmp_path, monkeypatch, capsys):
     write_notes(tmp_path / "notes", 5)
     (tmp_path / "out").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -270,7 +270,7 @@ def test_only_folders_of_killed_runs_are_removed(tmp_path):
     for folder in (killed, running, other):
         folder.mkdir()
         (folder / "index.db").write_text("documents")
-    (killed / "try.lock").write_text('{"pid": 1}')  # the entry of its holder stays after a kill
+    (killed / "try.lock").write_text('{"pid": 1}')  # a killed process leaves its lock file
     with try_documents._lock(running):
         made = try_documents._make_work_folder(tmp_path / "report.html")
     assert sorted(tmp_path.iterdir()) == sorted([made, running, other])
@@ -280,13 +280,13 @@ def test_only_folders_of_killed_runs_are_removed(tmp_path):
 def test_the_whole_assessment_holds_the_campaign_lock(tmp_path, monkeypatch):
     messages, crawl = [], assessment._crawl
 
-    async def crawl_and_try_the_lock(systems, *others):
+    async def crawl_and_acquire_the_lock(systems, *others):
         with pytest.raises(LockHeld) as held, campaign_lock(tmp_path / "work" / "redteam", "another campaign"):
             pass
         messages.append(str(held.value))
         return await crawl(systems, *others)
 
-    monkeypatch.setattr(assessment, "_crawl", crawl_and_try_the_lock)
+    monkeypatch.setattr(assessment, "_crawl", crawl_and_acquire_the_lock)
     run(write_notes(tmp_path / "notes", 5), tmp_path)
     assert "runs an assessment in" in messages[0]
 
@@ -297,7 +297,7 @@ def test_a_second_demo_in_the_same_folder_is_refused_before_indexing(tmp_path):
         asyncio.run(demo.run_demo(tmp_path, Console(), steps, None, None))
 
 
-def test_progress_is_printed_in_lines_where_there_is_no_terminal(monkeypatch, capsys):
+def test_progress_is_printed_as_lines_without_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(console, "LINE_SECONDS", 0.01)
     lines = ""
     with console.show_progress("embedding", 4) as count:
@@ -321,7 +321,7 @@ def test_progress_is_printed_in_lines_where_there_is_no_terminal(monkeypatch, ca
         assert console._progress_line(progress.tasks[0]).startswith("reading: 25 % after ")
 
 
-def test_progress_without_a_total_is_a_count_or_only_the_time(monkeypatch, capsys):
+def test_progress_without_a_total_shows_the_count_or_only_the_time(monkeypatch, capsys):
     monkeypatch.setattr(console, "LINE_SECONDS", 0.01)
     for done, expected in ((0, "comparing: after"), (2100, "comparing: 2,100 done after")):
         lines = ""
@@ -332,7 +332,7 @@ def test_progress_without_a_total_is_a_count_or_only_the_time(monkeypatch, capsy
 
 
 @pytest.mark.parametrize("error", [partial(BackendError, backend="sqlite", retryable=True), DataError])
-def test_a_full_disk_is_not_said_to_keep_work(error, tmp_path):
+def test_error_about_a_full_disk_does_not_state_that_work_is_kept(error, tmp_path):
     advice = "database or disk is full; finished work is kept, run again to continue"
     with pytest.raises(BackendError) as caught, try_documents._work_folder(tmp_path / "report.html") as work:
         raise error(f"campaign store {work}/campaigns.db: {advice}")

@@ -1,4 +1,4 @@
-"""Attached collections: the scan, changes through Casemate and by other programs, and killed processes."""
+"""Attached collections: scans, changes through Casemate and by other programs, and killed processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DIM = 16
 
 
 def vectors(seed: int, count: int) -> np.ndarray:
-    """Not of unit length."""
+    """Random vectors without unit length."""
     return (3 * np.random.default_rng(seed).standard_normal((count, DIM))).astype(np.float32)
 
 
@@ -62,7 +62,7 @@ def attached(tmp_path: Path) -> AttachedIndex:
 
 
 def true_moments(index: AttachedIndex) -> CorpusMoments:
-    """The moments of the collection's current rows, by definition."""
+    """The moments of the current rows of the collection, by definition."""
     X = index.collection.find(index.collection._ids()).vectors.astype(np.float64)
     X /= np.linalg.norm(X, axis=1, keepdims=True)
     m = X.mean(axis=0)
@@ -85,8 +85,8 @@ def agrees(index: AttachedIndex, precision: float = 1e-6) -> bool:
         ({"source_pattern": ""}, "each row is its own source: if"),
     ],
 )
-def test_rows_that_are_their_own_sources_are_reported_with_the_rule_for_sources(tmp_path, options, why) -> None:
-    """As with a misspelled field or pattern: hiding one row would leave the others of its document."""
+def test_report_warns_if_each_row_is_its_own_source(tmp_path, options, why) -> None:
+    """For example with a misspelled field or pattern: hiding one row would not hide the other rows of its document."""
     index = opened(filled(tmp_path), tmp_path, **options)
     limits = AttachReport(index, index.attach(), 1.0, 1.0, False).lacking()
     found = [limit for limit in limits if "its own source" in limit]
@@ -143,7 +143,7 @@ def test_searches_are_refused_before_the_first_scan(tmp_path) -> None:
     assert "has not been scanned completely" in index.check()[0]
 
 
-def test_moments_do_not_depend_on_where_pages_are_processed(tmp_path) -> None:
+def test_moments_do_not_depend_on_the_thread_that_processes_pages(tmp_path) -> None:
     pages = list(filled(tmp_path).scan())
     one, other = (list(page_map(PageInventoryTask(SourceGrouping(), DIM), pages)) for page_map in (map, map_in_thread))
     assert [t.rows for t in one] == [t.rows for t in other]
@@ -162,7 +162,7 @@ def test_zero_and_infinite_vectors_are_refused_with_their_ids(tmp_path, bad, say
         opened(collection, tmp_path).attach()
 
 
-def test_other_dimensions_are_refused(tmp_path) -> None:
+def test_vectors_of_other_dimensions_are_refused(tmp_path) -> None:
     with pytest.raises(DataError, match="has vectors of 16 dimensions, the embedder 8"):
         AttachedIndex(filled(tmp_path), tmp_path / "a.db").open("test", 8)
     with pytest.raises(DataError, match="expected 8 dimensions"):
@@ -188,8 +188,8 @@ def test_a_sidecar_belongs_to_one_collection_and_embedder(tmp_path) -> None:
     assert os.stat(tmp_path / "attached.db").st_mode & 0o077 == 0
 
 
-def test_collections_that_other_options_select_are_different_ones(tmp_path) -> None:
-    """Otherwise the state of the second would replace that of the first."""
+def test_collections_selected_by_different_options_are_different(tmp_path) -> None:
+    """Otherwise the state of the second collection would replace that of the first."""
     collection = filled(tmp_path)
     collection.only = {"tenant": "a"}
     opened(collection, tmp_path).attach()
@@ -201,8 +201,6 @@ def test_collections_that_other_options_select_are_different_ones(tmp_path) -> N
 
 @dataclass(eq=False)
 class FolderPlugin(FolderCollection):
-    """As a plug-in."""
-
     folder: Path
     dim: ClassVar[int] = BagOfWords.dim
 
@@ -216,7 +214,7 @@ class FolderPlugin(FolderCollection):
 
 @pytest.fixture
 def casemate(tmp_path, monkeypatch) -> Callable[..., Result]:
-    """Runs a command in a folder with two collections, ``a`` and ``b``, each with a configuration."""
+    """Runs a command in a folder with two collections, ``a`` and ``b``. Each has a configuration."""
     entries = [
         EntryPoint("bag", "tests.fakes:BagOfWords", "casemate.embedder"),
         EntryPoint("folder", f"{__name__}:FolderPlugin", "casemate.collection"),
@@ -238,7 +236,7 @@ def casemate(tmp_path, monkeypatch) -> Callable[..., Result]:
     return lambda *arguments: CliRunner().invoke(cli, arguments)
 
 
-def test_attach_calibrates_the_guard_for_one_collection_in_a_folder(casemate, tmp_path) -> None:
+def test_attach_calibrates_the_guard_for_one_of_two_collections_in_a_folder(casemate, tmp_path) -> None:
     done = casemate("attach", "-c", "a.yaml", "--no-calibrate")
     assert done.exit_code == 0, done.output
     (why,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
@@ -258,7 +256,7 @@ def test_attach_calibrates_the_guard_for_one_collection_in_a_folder(casemate, tm
     assert (tmp_path / ".casemate/calibration.json").read_bytes() == calibrated
 
 
-def test_options_are_checked(tmp_path) -> None:
+def test_invalid_options_are_refused(tmp_path) -> None:
     collection = FolderCollection(tmp_path / "collection")
     for options, kind in (
         ({"schema": "s"}, CapabilityError),
@@ -273,14 +271,14 @@ def test_options_are_checked(tmp_path) -> None:
 
 
 def near(rng: np.random.Generator, v: np.ndarray, cosine: float) -> np.ndarray:
-    """A vector at a given cosine to another."""
+    """Returns a vector with the given cosine to another vector."""
     other = rng.standard_normal(v.shape)
     other -= v * (other @ v)
     return cosine * v + np.sqrt(1 - cosine**2) * other / np.linalg.norm(other)
 
 
 def test_near_duplicates_are_found_with_high_recall_and_without_false_pairs(tmp_path, monkeypatch) -> None:
-    """400 pairs among 20,000 rows of 64 dimensions, at the threshold and above; nothing else is near."""
+    """400 pairs among 20,000 rows of 64 dimensions, at the threshold and above it. No other rows are similar."""
     rng, dim, n = np.random.default_rng(3), 64, 20_000
     E = rng.standard_normal((n, dim))
     E /= np.linalg.norm(E, axis=1, keepdims=True)
@@ -292,9 +290,9 @@ def test_near_duplicates_are_found_with_high_recall_and_without_false_pairs(tmp_
         CollectionPage([Document(str(i), "") for i in range(n)], E.astype(np.float32)), SourceGrouping(), dim
     ).rows
     true = E.astype(np.float32).astype(np.float64)
-    finder = NearDuplicateFinder(lambda pairs: [float(true[a - 1] @ true[b - 1]) for a, b in pairs], 0.95)
-    finder.search([[(i + 1, row.sketch) for i, row in enumerate(rows)]])
-    found = {tuple(g) for g in finder.groups()}
+    duplicate_finder = NearDuplicateFinder(lambda pairs: [float(true[a - 1] @ true[b - 1]) for a, b in pairs], 0.95)
+    duplicate_finder.search([[(i + 1, row.sketch) for i, row in enumerate(rows)]])
+    found = {tuple(g) for g in duplicate_finder.groups()}
     share = {
         cosine: np.mean([(i + 1, i + 1 + n // 2) in found for i in range(start, start + 400)])
         for cosine, start in ((0.951, 0), (0.98, 1000), (1.0, 2000))
@@ -324,8 +322,8 @@ def test_near_duplicates_share_the_oldest_source_but_widespread_texts_do_not(tmp
 # Resuming
 
 
-def killed(work: Callable[[], None]) -> bool:
-    """Runs it in a forked process. Returns whether that was killed."""
+def killed_by_signal(work: Callable[[], None]) -> bool:
+    """Runs ``work`` in a forked process. Returns whether a signal killed the process."""
     child = os.fork()
     if not child:
         try:
@@ -335,7 +333,7 @@ def killed(work: Callable[[], None]) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-class Death:
+class KillAtStep:
     """Kills the process before the n-th step."""
 
     def __init__(self, after: int, steps: Sequence[str] = ()) -> None:
@@ -348,7 +346,7 @@ class Death:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_killed_scan_resumes(tmp_path, monkeypatch) -> None:
+def test_killed_scan_is_resumed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(scanning, "FLUSH_ROWS", 50)
     filled(tmp_path, 1000)
     pages: list[str] = []
@@ -359,9 +357,9 @@ def test_a_killed_scan_resumes(tmp_path, monkeypatch) -> None:
         index.close()
 
     for after in (15, 3, 0):
-        assert killed(lambda after=after: run(Death(after, ["page"])))
+        assert killed_by_signal(lambda after=after: run(KillAtStep(after, ["page"])))
     run(lambda step: pages.append(step) if step.startswith("page") else None)
-    assert len(pages) < 20  # of 20, some had been seen
+    assert len(pages) < 20  # of 20; some were processed before
     index = opened(FolderCollection(tmp_path / "collection", DIM), tmp_path)
     assert agrees(index)
     assert index.summary().rows == 1000
@@ -376,8 +374,8 @@ def test_the_previous_scan_is_active_until_the_next_is_complete(tmp_path, monkey
     q, before = normalize(vectors(2, 1))[0][0], index.moments()
     for i, v in enumerate(vectors(6, 100)):
         index.collection.put(Document(f"f{i}#0", "new"), v)
-    work = lambda: opened(FolderCollection(tmp_path / "collection", DIM, Death(4, ["page"])), tmp_path).attach()  # noqa: E731
-    assert killed(work)
+    work = lambda: opened(FolderCollection(tmp_path / "collection", DIM, KillAtStep(4, ["page"])), tmp_path).attach()  # noqa: E731
+    assert killed_by_signal(work)
     assert np.array_equal(index.moments().scatter, before.scatter)
     found = index.search(q, 3)
     assert found.similarity_stats.n == 200 + sum(h.document.text == "new" for h in found.hits)
@@ -387,7 +385,7 @@ def test_the_previous_scan_is_active_until_the_next_is_complete(tmp_path, monkey
 
 
 def test_changes_through_casemate_during_a_scan_are_merged(tmp_path, monkeypatch) -> None:
-    """Rows are replaced, removed and added before and behind the cursor, before and after flushes."""
+    """Rows are replaced, removed and added on both sides of the cursor, before and after flushes."""
     monkeypatch.setattr(scanning, "FLUSH_ROWS", 50)
     index = opened(filled(tmp_path, 400), tmp_path)
     index.attach()
@@ -413,7 +411,7 @@ def test_changes_through_casemate_during_a_scan_are_merged(tmp_path, monkeypatch
     assert agrees(index)
 
 
-def test_of_two_concurrent_scans_one_completes(tmp_path, monkeypatch) -> None:
+def test_one_of_two_concurrent_scans_completes(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(scanning, "FLUSH_ROWS", 50)
     index = opened(filled(tmp_path), tmp_path)
     other = opened(FolderCollection(tmp_path / "collection", DIM), tmp_path)
@@ -436,12 +434,12 @@ def test_a_change_killed_at_any_step_is_completed_or_undone(tmp_path) -> None:
         index.close()
 
         def work(folder: Path = folder, steps: int = steps) -> None:
-            index = opened(FolderCollection(folder / "collection", DIM, Death(steps)), folder)
+            index = opened(FolderCollection(folder / "collection", DIM, KillAtStep(steps)), folder)
             new = [Document(f"d003#{i}", "new", source="d003") for i in (2, 3, 7)]
             index.add(new, normalize(vectors(8, 3))[0])
             index.remove(["d005"])
 
-        was_killed = killed(work)
+        was_killed = killed_by_signal(work)
         index = opened(FolderCollection(folder / "collection", DIM), folder)
         assert agrees(index), steps
         assert index.check() == []
@@ -454,7 +452,7 @@ def test_a_change_killed_at_any_step_is_completed_or_undone(tmp_path) -> None:
     assert steps > 12
 
 
-def test_the_next_change_completes_one_that_failed(attached, monkeypatch) -> None:
+def test_next_change_completes_a_failed_change(attached, monkeypatch) -> None:
     collection = attached.collection
     collection.before = lambda step: (
         (_ for _ in ()).throw(BackendError("down", backend="folder", retryable=True)) if step == "removed one" else None
@@ -491,8 +489,8 @@ def test_rows_of_other_programs_are_not_overwritten(attached) -> None:
 # Changes by other programs
 
 
-def test_leaving_out_a_row_of_another_program_leaves_the_statistics_of_the_others(tmp_path) -> None:
-    """Also where it is far from all others: a variance near 0 would make every document seem too close."""
+def test_statistics_without_an_unknown_row_equal_those_of_the_other_rows(tmp_path) -> None:
+    """Also if the row is far from all others: a variance near 0 would make every document seem too close."""
     collection, q = FolderCollection(tmp_path / "collection", DIM), normalize(np.ones((1, DIM), np.float32))[0][0]
     others = vectors(1, 40)
     others = normalize(others - 0.95 * (others @ q)[:, None] * q)[0]  # none is similar to the question
@@ -507,18 +505,18 @@ def test_leaving_out_a_row_of_another_program_leaves_the_statistics_of_the_other
 
 
 @pytest.mark.parametrize("share", [0.01, 0.04])
-def test_foreign_writes_bias_the_moments_by_a_bounded_amount_until_the_next_scan(tmp_path, share) -> None:
+def test_writes_by_other_programs_bias_the_moments_by_a_bounded_amount(tmp_path, share) -> None:
     """With a share p of unknown rows, the mean is off by at most 2p and the variance by 4p."""
     index, rng = opened(filled(tmp_path), tmp_path), np.random.default_rng(10)
     index.attach()
     q = normalize(vectors(11, 1))[0][0]
     count = round(200 * share / (1 - share))
-    for i in range(count):  # the worst case: all at the query itself, as poisoned documents would be
+    for i in range(count):  # the worst case: all rows at the query itself, as poisoned documents would be
         index.collection.put(Document(f"p{i}#0", "poison"), near(rng, q.astype(np.float64), 0.999))
     found = index.search(q, 3)
     p = count / (200 + count)
     true = true_moments(index).similarity_stats(q)
-    assert found.similarity_stats.n == 200 + min(count, 3)  # those that were found
+    assert found.similarity_stats.n == 200 + min(count, 3)  # the rows that were retrieved
     assert abs(found.similarity_stats.mean - true.mean) <= 2 * p
     assert abs(found.similarity_stats.std**2 - true.std**2) <= 4 * p
     assert found.hits[0].document.source == found.hits[0].document.id.partition("#")[0]  # by the source rules
@@ -533,7 +531,7 @@ def test_foreign_writes_bias_the_moments_by_a_bounded_amount_until_the_next_scan
 
 
 @pytest.mark.parametrize("what", ["added", "removed"])
-def test_beyond_the_drift_limit_searches_are_refused_until_the_next_scan(attached, what) -> None:
+def test_searches_beyond_the_drift_limit_are_refused_until_the_next_scan(attached, what) -> None:
     q = normalize(vectors(11, 1))[0][0]
     attached.search(q, 3)
     ids = attached.collection._ids()
@@ -552,7 +550,7 @@ def test_beyond_the_drift_limit_searches_are_refused_until_the_next_scan(attache
     assert attached.check() == []
 
 
-def test_vectors_changed_by_other_programs_are_noticed_and_do_not_break_the_count(attached) -> None:
+def test_vectors_changed_by_other_programs_are_detected_and_counts_stay_correct(attached) -> None:
     for i in range(8):
         identity = f"d{i:03}#1"
         attached.collection.put(Document(identity, "embedded again"), vectors(20 + i, 1)[0])
@@ -567,7 +565,7 @@ def test_vectors_changed_by_other_programs_are_noticed_and_do_not_break_the_coun
     assert attached.check() == []
 
 
-def test_rows_replaced_by_other_programs_get_their_new_source(tmp_path) -> None:
+def test_rows_replaced_by_other_programs_have_their_new_source(tmp_path) -> None:
     index, q = opened(filled(tmp_path), tmp_path, source_field="doc"), normalize(vectors(11, 1))[0][0]
     index.attach()
     for i in range(8):  # the number of rows stays the same
@@ -588,7 +586,7 @@ def test_rows_replaced_by_other_programs_get_their_new_source(tmp_path) -> None:
     assert agrees(index)
 
 
-def test_a_failing_store_raises_instead_of_returning_nothing(attached) -> None:
+def test_failing_store_raises_an_error(attached) -> None:
     attached.collection.broken = True
     with pytest.raises(BackendError, match="down"):
         attached.search(vectors(2, 1)[0], 3)

@@ -1,4 +1,4 @@
-"""Attackers who know the guard: they must work where there is none, and do what they promise where there is one."""
+"""Adaptive attacks: they separate members without a guard, and avoid the limits of a known guard."""
 
 import asyncio
 import json
@@ -30,8 +30,8 @@ TEMPLATE = "The survey covered the {} valley in {}. Each herd near {} gave {} li
 TEXTS = st.text(st.sampled_from("ab cd. X1,\n-?é"), max_size=200)
 
 
-def invented(count, seed=0):
-    """Documents of one form, each with names and numbers of its own."""
+def similar_documents(count, seed=0):
+    """Documents of one form with different names and numbers."""
     rng = np.random.default_rng(seed)
     parts = [a + b for a in "br cl dr f gr h j k l m n pr r st tw".split() for b in ("ad", "el", "im", "or", "un")]
 
@@ -49,10 +49,10 @@ def invented(count, seed=0):
 
 
 class Reader(BlackBox):
-    """Finds the document that shares most words with a question, if it shares any, and reads three sentences from it.
+    """Finds the document that shares the most words with a question, and replies with three of its sentences.
 
-    Words are compared by their first letters, as roughly as an embedder does it. With a limit it is a guard as well:
-    who has more words than that of the nearest document never hears of it again.
+    Words are compared by their first letters, which approximates an embedder. ``limit`` makes it a guard. A
+    question that shares more words with the nearest document hides that document permanently.
     """
 
     def __init__(self, documents, limit=math.inf):
@@ -60,16 +60,18 @@ class Reader(BlackBox):
 
     async def ask(self, text):
         self.asked.append(text)
-        wanted = {w[:6] for w in content_words(text)}
-        common = {d.id: len(wanted & {w[:6] for w in content_words(d.content)}) for d in self.documents}
+        question_stems = {w[:6] for w in content_words(text)}
+        common = {d.id: len(question_stems & {w[:6] for w in content_words(d.content)}) for d in self.documents}
         nearest = max(common, key=common.get, default="")
         self.hidden |= {nearest} if common.get(nearest, 0) > self.limit else set()
         left = [d for d in self.documents if d.id not in self.hidden and common[d.id]]
         if not left:
             return Reply(UNKNOWN)
         best = max(left, key=lambda d: common[d.id])
-        telling = sorted(sentences(best.text), key=lambda s: -len(wanted & {w[:6] for w in content_words(s)}))
-        return Reply(" ".join(telling[:3]))
+        ranked_sentences = sorted(
+            sentences(best.text), key=lambda s: -len(question_stems & {w[:6] for w in content_words(s)})
+        )
+        return Reply(" ".join(ranked_sentences[:3]))
 
 
 def prepared(attack, document, study=(), seed=0):
@@ -82,7 +84,7 @@ def measured(attack, document, probe, *replies):
 
 
 def scores(attack, members, nonmembers, target):
-    """First features of both kinds; each candidate meets a target of its own."""
+    """First features of members and nonmembers. Each candidate has its own target."""
     attack.study(sorted(d.content for d in members + nonmembers))
     run = [asyncio.run(attack.run(d, target(), np.random.default_rng(0))) for d in members + nonmembers]
     return [f[0] for f in run[: len(members)]], [f[0] for f in run[len(members) :]]
@@ -90,7 +92,7 @@ def scores(attack, members, nonmembers, target):
 
 @pytest.fixture(scope="module")
 def candidates():
-    found = invented(24)
+    found = similar_documents(24)
     return found[:12], found[12:]
 
 
@@ -150,17 +152,17 @@ def test_asks_at_most_the_configured_number_of_questions(cls, count, candidates)
 class TestGroundingScore:
     TEXT = "The keeper Aldous Finch counted 42 herons near the lower weir before the flood of March."
 
-    def test_only_facts_beyond_the_question_count(self):
+    def test_only_facts_absent_from_the_question_count(self):
         reply = "Aldous Finch counted 42 herons near the lower weir."
         assert grounding_score(self.TEXT, "Who counted?", reply) == 1
         assert grounding_score(self.TEXT, f"Is it true that {reply}", reply) == 0
 
-    def test_facts_that_are_not_in_the_text_lower_the_score(self):
-        new = "Aldous Finch met 77 storks near the upper weir"  # of 8 words the text has 4
+    def test_facts_absent_from_the_text_reduce_the_score(self):
+        new = "Aldous Finch met 77 storks near the upper weir"  # 4 of its 8 words occur in the text
         assert grounding_score(self.TEXT, "", new) == 0
         assert grounding_score(self.TEXT, "", new.replace("77", "42")) == pytest.approx(2 * 5 / 8 - 1)
 
-    def test_the_best_clause_decides_and_short_clauses_count_less(self):
+    def test_score_is_that_of_the_best_clause_and_short_clauses_weigh_less(self):
         assert grounding_score(self.TEXT, "", "Storks left for Lapland. Keeper Finch counted 42 herons: Aldous.") == 1
         assert grounding_score(self.TEXT, "", "42 herons.") == pytest.approx(2 / 6)
 
@@ -169,7 +171,7 @@ class TestGroundingScore:
         assert grounding_score(self.TEXT, "", reply) == 0
 
 
-def test_rare_words_come_first():
+def test_distinctive_words_are_sorted_by_rarity():
     genre = ReferenceCorpus(["north bridge toll", "north gate toll", "north tower"])
     assert [round(genre.rarity(w), 3) for w in ("north", "TOLLS", "tower", "weir")] == [0, 0.208, 0.5, 1]
     assert genre.distinctive_words("The north weir and the north tower.") == ["weir", "tower", "north"]
@@ -186,8 +188,8 @@ class TestSplitFacts:
 
     def test_questions_are_short_and_sorted_by_length(self, candidates):
         document = candidates[0][0]
-        there = content_words(document.content)
-        sizes = [len(content_words(q) & there) for q in prepared(SplitFacts(), document).questions]
+        document_words = content_words(document.content)
+        sizes = [len(content_words(q) & document_words) for q in prepared(SplitFacts(), document).questions]
         assert set(sizes) == {2, 3}
         assert sizes == sorted(sizes)
 
@@ -195,13 +197,13 @@ class TestSplitFacts:
         asked = prepared(SplitFacts(), candidates[0][0]).questions
         assert len({content_words(q) for q in asked}) >= len(asked) * 0.9
 
-    def test_evades_a_guard_that_withholds_on_close_questions(self, candidates):
+    def test_separates_members_with_a_guard_that_withholds_on_close_questions(self, candidates):
         members, others = candidates
         assert metrics.auc(*scores(SplitFacts(), members, others, lambda: Reader(members, limit=3))) > 0.95
 
 
 class TestLadder:
-    def test_rungs_go_from_far_to_near(self, candidates):
+    def test_rungs_are_ordered_from_distant_to_close_questions(self, candidates):
         document = candidates[0][0]
         probe = prepared(Ladder(repeats=2), document)
         assert probe.key["rungs"] == [0, 0, 1, 1, 2, 3, 4, 5]
@@ -219,8 +221,8 @@ class TestLadder:
         assert len(kept) == round(share * len(content))
         assert kept == [w for w in content if w in kept]
 
-    def test_the_drop_compares_distant_with_nearer_rungs(self):
-        document = invented(1)[0]
+    def test_drop_compares_distant_with_closer_rungs(self):
+        document = similar_documents(1)[0]
         probe = Probe(tuple("abcdef"), {"rungs": list(range(6))})
         good, bad = document.text, UNKNOWN
         assert measured(Ladder(), document, probe, *[good] * 6) == (1, 0)
@@ -242,10 +244,10 @@ class TestDecoys:
         own = content_words(document.content)
         for question in prepared(Decoys(shares=(2.0,)), document, [document.content, *others]).questions:
             lead = keywords(question.partition(". ")[0])
-            mine = [i for i, word in enumerate(lead) if content_words(word) & own]
-            assert (len(lead), mine) == (8, [3, 4])
+            own_positions = [i for i, word in enumerate(lead) if content_words(word) & own]
+            assert (len(lead), own_positions) == (8, [3, 4])
             assert any(
-                content_words(" ".join(w for i, w in enumerate(lead) if i not in mine)) <= content_words(o)
+                content_words(" ".join(w for i, w in enumerate(lead) if i not in own_positions)) <= content_words(o)
                 for o in others
             )
 
@@ -260,7 +262,7 @@ class TestDecoys:
 
 
 class TestDuplicates:
-    def test_bigrams_need_adjacent_words(self):
+    def test_bigrams_consist_of_adjacent_words(self):
         assert set(content_bigrams("Lower weirs; herons and lower mills.")) == {
             ("low" + "er", "weir"),
             ("lower", "mill"),
@@ -274,7 +276,7 @@ class TestDuplicates:
             assert any(sum(pair in s for s in spread) >= 2 for pair in content_bigrams(question))
             assert len(content_words(question) & own) <= 2
 
-    def test_a_studied_candidate_does_not_count_for_its_own_phrases(self):
+    def test_candidate_is_excluded_from_the_counts_of_its_phrases(self):
         document = Document("a", "Lower weirs hold herons.")
         attack = Duplicates(texts=1)
         attack.study([document.content, "Lower mills."])
@@ -306,21 +308,23 @@ class TestOracle:
         assert not any(content_words(q) & content_words(target.content) - form for q in box.asked[:-2])
 
     def test_grounding_on_nonmembers_raises_the_threshold(self, candidates):
-        """A box that tells everything about everybody: with a known stranger nothing passes for told."""
-        (target, known, *_), (stranger, *_) = candidates
+        """The target repeats two documents in every reply. With a known nonmember, these replies are not evidence."""
+        (target, known, *_), (nonmember, *_) = candidates
 
-        class Chatter(Reader):
+        class ConstantReply(Reader):
             async def ask(self, text):
                 self.asked.append(text)
-                return Reply(" ".join(sentences(stranger.text)[1:3]) + " " + sentences(known.text)[2][:40])
+                return Reply(" ".join(sentences(nonmember.text)[1:3]) + " " + sentences(known.text)[2][:40])
 
-        box = Chatter([])
-        plain, wary = (Oracle(questions=1, known=k) for k in (((known.content, True),), ((stranger.content, False),)))
-        for attack in (plain, wary):
+        box = ConstantReply([])
+        plain, with_nonmember = (
+            Oracle(questions=1, known=k) for k in (((known.content, True),), ((nonmember.content, False),))
+        )
+        for attack in (plain, with_nonmember):
             asyncio.run(attack.run(target, box, np.random.default_rng(0)))
         assert self.shared(box.asked[-1], target) == LEVELS[0]
 
-    def test_evades_a_guard_with_a_fixed_threshold(self, candidates):
+    def test_separates_members_with_a_guard_with_a_fixed_threshold(self, candidates):
         members, others = candidates
         assert metrics.auc(*scores(Oracle(), members, others, lambda: Reader(members, limit=4))) > 0.95
 
@@ -328,25 +332,25 @@ class TestOracle:
 class TestAveraging:
     def test_leading_words_are_inflected(self, candidates):
         document = candidates[0][0]
-        there = content_words(document.content)
+        document_words = content_words(document.content)
         for question in prepared(Averaging(), document).questions:
             lead, _, ask = question.partition(". ")
-            assert not content_words(lead) & there
-            assert len(content_words(ask) & there) == 1
+            assert not content_words(lead) & document_words
+            assert len(content_words(ask) & document_words) == 1
             assert len(lead.split()) == Averaging().words
 
-    def test_without_disguise_leading_words_are_unchanged(self, candidates):
+    def test_leading_words_are_unchanged_without_disguise(self, candidates):
         document = candidates[0][0]
         for question in prepared(Averaging(disguise=False), document).questions:
             assert content_words(question.partition(". ")[0]) <= content_words(document.content)
 
     @given(st.from_regex(r"[a-z]{3,12}", fullmatch=True))
-    def test_another_form_has_the_same_beginning_and_another_stem(self, word):
+    def test_other_form_has_the_same_prefix_and_another_stem(self, word):
         form = other_form(word)
         assert form[:3] == word[:3]
         assert content_words(form) != content_words(word)
 
     def test_features_are_mean_and_share_above_the_threshold(self):
-        document = invented(1)[0]
+        document = similar_documents(1)[0]
         probe = Probe(("a", "b", "c", "d"))
         assert measured(Averaging(), document, probe, document.text, UNKNOWN, UNKNOWN, UNKNOWN) == (0.25, 0.25)

@@ -23,7 +23,7 @@ TEXT = (
 
 @dataclass
 class Writer(Generator):
-    """Writes what it is told to, and remembers the prompts."""
+    """Returns a fixed text and records the prompts."""
 
     text: str
     prompts: list = field(default_factory=list)
@@ -71,11 +71,11 @@ class TestPerturbedCopy:
     def test_the_share_of_changed_words_is_respected(self, share, count):
         assert len(re.findall(r"[\w.]*\w", TEXT)) == 33
         before, after = TEXT.split(), perturbed_copy(TEXT, share, np.random.default_rng(1)).split()
-        assert len(before) == len(after)  # the first choices all replace a word by one word
+        assert len(before) == len(after)  # the first choices each replace one word by one word
         assert sum(a != b for a, b in zip(before, after, strict=True)) == count
 
-    def test_antonyms_and_numbers_come_first(self):
-        after = perturbed_copy(TEXT, 0.3, np.random.default_rng(0))  # ten: all of them, and one more
+    def test_antonyms_and_numbers_are_changed_first(self):
+        after = perturbed_copy(TEXT, 0.3, np.random.default_rng(0))  # ten words: all antonyms and numbers, and one more
         for word in ("low", "last", "better", "decreased", "quickly", "insignificantly", "indeed"):
             assert re.search(rf"\b{word}\b", after)
         numbers = re.findall(r"[\d.]*\d", after)
@@ -116,7 +116,7 @@ class TestPerturbedCopy:
 
 
 class TestWriter:
-    def test_the_copy_of_the_writer_is_used(self):
+    def test_copy_by_the_writer_is_used(self):
         writer = Writer(f'"{TEXT.replace("high", "modest")}"\n')
         _, (text, copy) = prepared(TEXT, writer=writer)
         assert copy == TEXT.replace("high", "modest")
@@ -139,13 +139,13 @@ def test_invalid_options_are_rejected(options):
         DCMI(**options)
 
 
-def test_a_reader_that_compares_reveals_every_member():
-    """The strongest target: it has the members' texts, and says yes to what stands there word for word."""
+def test_target_that_compares_texts_reveals_every_member():
+    """The worst-case target has the members' texts and replies "yes" if it contains the text verbatim."""
     candidates = documents(20, words=60)
-    held, scores = candidates[:10], []
+    member_texts, scores = candidates[:10], []
     attack = DCMI()
     for number, candidate in enumerate(candidates):
         probe = asyncio.run(attack.prepare(candidate, np.random.default_rng(number)))
-        replies = [Reply("Yes." if any(d.text in q for d in held) else "No.") for q in probe.questions]
+        replies = [Reply("Yes." if any(d.text in q for d in member_texts) else "No.") for q in probe.questions]
         scores += asyncio.run(attack.measure(candidate, probe, replies))
     assert metrics.auc(scores[:10], scores[10:]) == 1

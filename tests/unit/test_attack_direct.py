@@ -75,26 +75,26 @@ def test_a_limit_of_zero_characters_is_rejected():
         Direct(max_characters=0)
 
 
-def test_a_reader_that_compares_reveals_every_member():
-    """The strongest target: it has the members' texts, and says the truth."""
+def test_target_that_compares_texts_reveals_every_member():
+    """The worst-case target has the members' texts and replies correctly."""
     candidates = documents(20, words=60)
-    held, scores = candidates[:10], []
+    member_texts, scores = candidates[:10], []
     attack = Direct()
     for candidate in candidates:
         probe = asyncio.run(attack.prepare(candidate, np.random.default_rng(0)))
-        known = any(d.text in probe.questions[0] for d in held)
+        known = any(d.text in probe.questions[0] for d in member_texts)
         scores += asyncio.run(attack.measure(candidate, probe, [Reply("Yes." if known else "No.")]))
     assert metrics.auc(scores[:10], scores[10:]) == 1
 
 
 @pytest.mark.parametrize("attack", [Direct, MBA, S2MIA])
-def test_a_request_must_show_the_text(attack):
+def test_request_without_a_placeholder_is_rejected(attack):
     with pytest.raises(ConfigError, match=r"must contain \{text\}"):
         attack(request="Is it there?")
 
 
 @pytest.mark.parametrize("attack", [Direct, MBA, S2MIA])
-def test_another_request_shows_the_same_text(attack):
+def test_configured_request_contains_the_same_text(attack):
     document = Document("d", "The keeper of the old mill counted forty herons near the weir on Monday. {text}")
     usual, other = (probe(attack(request=request), document) for request in (attack().request, "In short: {text}"))
     shown = other.questions[0].removeprefix("In short: ")

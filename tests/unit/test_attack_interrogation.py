@@ -40,13 +40,13 @@ def measured(truth, replies, **options):
 
 
 def facts(probe, about=""):
-    """Questions without summary and request, by their true answer."""
+    """Returns the questions except summary and request, by their true answer."""
     bare = [q.removeprefix(about).removesuffix(REQUEST).strip() for q in probe.questions]
     return {t: [q for q, truth in zip(bare, probe.key["truth"], strict=True) if truth == t] for t in ("yes", "no")}
 
 
 class TestQuestions:
-    def test_each_asks_for_one_fact_after_the_title(self):
+    def test_each_asks_for_one_fact_and_starts_with_the_title(self):
         probe = prepared(title="A bridge closed.")
         for question in probe.questions:
             assert re.fullmatch(r"A bridge closed\. \S.*\? Answer Yes, No or I don't know\.", question)
@@ -55,7 +55,7 @@ class TestQuestions:
     def test_a_title_keeps_its_question_mark(self):
         assert all(q.startswith("Is the bridge safe? ") for q in prepared(title="Is the bridge safe?").questions)
 
-    def test_without_a_title_key_terms_are_the_summary(self):
+    def test_key_terms_are_the_summary_without_a_title(self):
         summary, _, _ = prepared().questions[0].partition(". ")
         assert "north bridge" in summary
         assert set(words(summary)) <= set(words(TEXT))
@@ -70,12 +70,12 @@ class TestQuestions:
             by_truth = facts(prepared(note.text, summary=False))
             assert len(by_truth["no"]) == len(by_truth["yes"])
 
-    def test_the_number_is_limited(self):
+    def test_are_limited_in_number(self):
         assert len(prepared(" ".join(n.text for n in NOTES)).questions) == 30
         assert len(prepared(questions=4).questions) == 4
         assert len(prepared(questions=3).questions) == 3
 
-    def test_there_are_at_least_three(self):
+    def test_are_at_least_three(self):
         for text in ("It rained.", "rain", "The bridge is closed", "Two."):
             probe = prepared(text)
             assert len(set(probe.questions)) == 3
@@ -89,7 +89,7 @@ class TestQuestions:
     def test_a_text_without_words_uses_the_title(self):
         assert "bridge" in prepared("", title="North bridge closed").questions[0]
 
-    def test_they_depend_on_the_seed_only(self):
+    def test_depend_on_the_seed_only(self):
         assert prepared(seed=1) == prepared(seed=1)
         assert prepared(seed=1).questions != prepared(seed=2).questions
 
@@ -190,7 +190,7 @@ def test_replies_are_classified_as_yes_no_or_unknown(reply, verdict):
     st.lists(st.tuples(st.sampled_from(["yes", "no"]), st.sampled_from(["Yes.", "No.", "I don't know.", "Maybe."]))),
     st.floats(0, 10),
 )
-def test_the_score_follows_the_paper(pairs, penalty):
+def test_score_equals_the_formula_of_the_paper(pairs, penalty):
     truth, replies = [t for t, _ in pairs], [r for _, r in pairs]
     if not pairs:
         return
@@ -209,7 +209,7 @@ def test_options_out_of_range_are_rejected(options):
 QUESTIONS = "Here they are\n1. Is it old?\n- Is it wet?\n3) Is it long?\n\nIs it blue?\nIs it new?"
 
 
-def test_the_writer_asks_and_the_shadow_model_answers():
+def test_writer_generates_questions_and_shadow_model_answers_them():
     writer = Script([QUESTIONS, "  the north\nbridge. "])
     shadow = Script(["Yes", "no.", "I don't know", "No", "Yes."])
     probe = prepared(writer=writer, shadow=shadow)
@@ -220,12 +220,12 @@ def test_the_writer_asks_and_the_shadow_model_answers():
     assert [p.question for p in shadow.prompts][:2] == ["Is it old?", "Is it wet?"]
 
 
-def test_without_a_shadow_model_the_writer_answers():
+def test_writer_answers_without_a_shadow_model():
     writer = Script([QUESTIONS, "Yes", "Yes", "Yes", "bridge"])
     assert len(prepared(writer=writer, questions=3).questions) == 3
 
 
-def test_rules_replace_a_writer_without_questions():
+def test_rules_generate_questions_if_the_writer_returns_none():
     probe = prepared(writer=Script(["I cannot do that.", ""]))
     assert len(probe.questions) > 3
     assert probe.questions == prepared().questions
@@ -246,8 +246,8 @@ def test_separates_members_from_nonmembers_with_the_simulated_reader(kind):
 
 
 @pytest.mark.slow
-def test_recorded_answers_of_a_language_model_reproduce_the_figure(data):
-    """Naseh et al., NFCorpus, Llama 3 8B: AUC .965. The records are cut, some within "Yes" or "I don't know"."""
+def test_recorded_answers_of_a_language_model_reproduce_the_published_auc(data):
+    """Naseh et al., NFCorpus, Llama 3 8B: AUC .965. Some replies are truncated within "Yes" or "I don't know"."""
     with gzip.open(data / "mia_riddle/nfcorpus_ia_llama3_8b_top15.jsonl.gz") as file:
         rows = [json.loads(line) for line in file]
 

@@ -22,8 +22,8 @@ TEXT = (
 )
 
 
-class Ranks(LanguageModel):
-    """Ranks each token by a table, 0 for the rest; a token is up to four letters."""
+class TableRanks(LanguageModel):
+    """Ranks each token by a table, otherwise 0. A token has at most four letters."""
 
     def __init__(self, **ranks):
         self.ranks = ranks
@@ -51,7 +51,7 @@ def measured(key, reply):
 
 
 class TestQuestion:
-    def test_contains_the_masked_text_and_the_key_restores_it(self):
+    def test_contains_the_masked_text_and_the_key_restores_the_text(self):
         probe = prepared(TEXT)
         assert restored(probe) == TEXT
         assert list(probe.key) == [str(i) for i in range(1, len(probe.key) + 1)]
@@ -91,16 +91,18 @@ class TestQuestion:
         text = "one two three four five amber birch amber"
         assert prepared(text, study=["birch", "birch", "birch"], masks=1).key == {"1": "birch"}
 
-    def test_difficulty_is_that_of_the_hardest_token(self):
+    def test_difficulty_is_that_of_the_rarest_token(self):
         text = "amber birch cedar delta ember flint grove heron quartzite inlet"
-        ranks = Ranks(flin=30, g=20, zite=90, grov=80, inle=40)  # "quartzite" is quar, tzit, e
+        ranks = TableRanks(flin=30, g=20, zite=90, grov=80, inle=40)  # "quartzite" is quar, tzit, e
         assert prepared(text, masks=1, model=ranks).key == {"1": "grove"}
-        assert prepared(text, masks=1, model=Ranks(flin=30, tzit=90)).key == {"1": "quartzite"}
-        assert prepared(text, masks=1, model=Ranks(ceda=90, flin=30)).key == {"1": "flint"}  # cedar is among the first
+        assert prepared(text, masks=1, model=TableRanks(flin=30, tzit=90)).key == {"1": "quartzite"}
+        assert prepared(text, masks=1, model=TableRanks(ceda=90, flin=30)).key == {
+            "1": "flint"
+        }  # cedar is among the first
 
     def test_a_model_sets_the_default_policy(self):
         text = "amber birch cedar delta ember flint grove heron quartzite inlet"
-        assert prepared(text, masks=1, model=Ranks(flin=30), policy="idf").key == {"1": "quartzite"}
+        assert prepared(text, masks=1, model=TableRanks(flin=30), policy="idf").key == {"1": "quartzite"}
 
     def test_random_masks_depend_on_the_seed(self):
         keys = [tuple(prepared(TEXT, rng=seed, policy="random").key.values()) for seed in range(8)]
@@ -167,11 +169,11 @@ class TestReply:
             ("[MASK_1]: 42.5\n[MASK_2]: heron", 0),
             ("[MASK_1]: heron\n[MASK_2]: 425\n[MASK_3]: -", 2),  # punctuation does not count, so 425 is 42.5
             ("[MASK_1]: stork\n[MASK_1]: heron", 0),  # the first answer counts
-            ("[MASK_1]: one two three four five six seven eight heron", 0),  # an explanation is no answer
+            ("[MASK_1]: one two three four five six seven eight heron", 0),  # an explanation is not an answer
             ("[MASK_1]:\n[MASK_2]: 42.5", 1),
             ("The heron was seen at mid-day, 42.5 times.", 0),
             (f"[MASK_{'1' * 5000}]: heron\n{'1' * 5000}: heron", 0),
-            ("heron\n42.5", 0),  # which two of the three they are cannot be known
+            ("heron\n42.5", 0),  # ambiguous: the reply does not name the masks
         ],
     )
     def test_answers_are_matched_per_mask(self, reply, right):
@@ -197,16 +199,16 @@ def test_invalid_options_are_rejected(options, message):
 
 
 @pytest.mark.parametrize("policy", ["idf", "difficulty", "random"])
-def test_a_reader_that_restores_masks_reveals_every_member(policy):
-    """The strongest target: it lays the masked text over the texts it has, and guesses where none fits."""
+def test_target_that_restores_masks_reveals_every_member(policy):
+    """The worst-case target aligns the masked text with its texts, and guesses if none fits."""
     candidates = documents(20, words=60)
-    held, scores = candidates[:10], []
-    attack = MBA(policy=policy, model=Ranks())
+    member_texts, scores = candidates[:10], []
+    attack = MBA(policy=policy, model=TableRanks())
     attack.study([d.text for d in candidates])
     for number, candidate in enumerate(candidates):
         probe = asyncio.run(attack.prepare(candidate, np.random.default_rng(number)))
         form = re.sub(r"\\\[MASK_\d+\\\]", r"(\\S+)", re.escape(masked(probe)))
-        found = [match.groups() for d in held if (match := re.fullmatch(form, d.text))]
+        found = [match.groups() for d in member_texts if (match := re.fullmatch(form, d.text))]
         filled = found[0] if found else ["heron"] * len(probe.key)
         reply = "\n".join(f"[MASK_{i}]: {word}" for i, word in enumerate(filled, 1))
         scores += asyncio.run(attack.measure(candidate, probe, [Reply(reply)]))

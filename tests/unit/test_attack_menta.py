@@ -37,20 +37,20 @@ def measured(*replies, genre=(), question=QUESTION, **options):
 
 
 class TestQuestions:
-    def test_there_are_five_open_ones_after_the_title(self):
+    def test_are_five_open_questions_that_start_with_the_title(self):
         probe = prepared(title="A bridge closed.")
         assert len(probe.questions) == 5
-        assert len({q.split("?")[0][:28] for q in probe.questions}) == 5  # each in a wording of its own
+        assert len({q.split("?")[0][:28] for q in probe.questions}) == 5  # each with a different wording
         for question in probe.questions:
             assert re.fullmatch(r"A bridge closed\. [^.?]+\?", question)
 
-    def test_they_contain_no_command_and_no_number(self):
+    def test_contain_no_command_and_no_number(self):
         for note in NOTES:
             for question in prepared(note.text, genre=[n.text for n in NOTES], summary=False).questions:
                 assert not re.search(r"\b(?:answer|repeat|yes|no|context|documents?)\b", question, re.IGNORECASE)
                 assert re.match(r"What |How |I would like ", question)
 
-    def test_they_ask_for_terms_of_the_text(self):
+    def test_ask_for_terms_of_the_text(self):
         frames = content_words(
             "what is known found tell me about respect I would like to understand better how go together"
         )
@@ -59,18 +59,18 @@ class TestQuestions:
             assert asked and asked <= content_words(TEXT)
             assert any(asked <= content_words(sentence) for sentence in TEXT.split(". "))
 
-    def test_rare_terms_come_first(self):
+    def test_ask_for_rare_terms_first(self):
         (plain,) = prepared(questions=1, summary=False).questions
         common = [s for s in TEXT.split(". ") if not s.startswith("Buses")]
         (rare,) = prepared(questions=1, summary=False, genre=[". ".join(common)] * 20).questions
         assert "buses" in rare.lower() and plain != rare
 
-    def test_a_short_text_has_fewer_and_an_empty_one_none(self):
+    def test_are_fewer_for_a_short_text_and_none_for_an_empty_text(self):
         assert len(prepared("The bridge at Crale is old.").questions) == 1
         assert prepared(" ").questions == ()
         assert measured() == (-1.0, 0.0, 0.0)
 
-    def test_they_depend_on_the_seed_only(self):
+    def test_depend_on_the_seed_only(self):
         assert prepared(seed=1) == prepared(seed=1)
         assert prepared(seed=1) != prepared(seed=2)
 
@@ -103,7 +103,7 @@ def test_a_claim_is_entailed_by_its_words_numbers_and_names(reply, entailed):
     assert measured(reply)[1] == entailed
 
 
-def test_the_score_follows_the_paper():
+def test_score_equals_the_formula_of_the_paper():
     entailed, other, abstains = "The mayor has promised a ferry for cyclists.", "It may be so.", UNKNOWN
     assert measured(entailed, entailed) == (1, 1, 1)
     assert measured(entailed, other, abstains, abstains) == (-0.25, 0.25, 0.5)
@@ -112,13 +112,13 @@ def test_the_score_follows_the_paper():
     assert measured("I could not find this. But the mayor has promised a ferry for cyclists.") == (0, 1, 0)
 
 
-def test_statements_common_in_the_genre_are_no_evidence():
+def test_statements_common_in_the_genre_are_not_evidence():
     reply = "The mayor has promised a ferry for cyclists."
     assert measured(reply, genre=["Bells rang.", "Snow fell."])[1] == 1
     assert measured(reply, genre=[f"The mayor promised a ferry for cyclists. Case {i}." for i in range(50)])[1] == 0
 
 
-def test_repeating_the_question_is_no_evidence():
+def test_repetition_of_the_question_is_not_evidence():
     reply = "Complaints about night noise have increased in the mill quarter."
     assert measured(reply)[1] == 1
     assert measured(reply, question="How did complaints about night noise in the mill quarter increase?")[1] == 0
@@ -132,7 +132,7 @@ def test_repeating_the_question_is_no_evidence():
         ("", []),
     ],
 )
-def test_claims_have_no_citations_and_markup(reply, expected):
+def test_citations_and_markup_are_removed_from_claims(reply, expected):
     assert claims(reply) == expected
 
 
@@ -144,7 +144,7 @@ def test_options_out_of_range_are_rejected(options):
         MEntA(**options)
 
 
-def test_a_writer_writes_questions_and_summary():
+def test_writer_generates_questions_and_summary():
     writer = Script(["Sure:\n1. Who pays for it?\n2. Why now?\n3. What next?", " a closed\nbridge. "])
     assert prepared(writer=writer, questions=2).questions == (
         "a closed bridge. Who pays for it?",
@@ -153,11 +153,11 @@ def test_a_writer_writes_questions_and_summary():
     assert all(p.context == (Document("a", TEXT),) for p in writer.prompts)
 
 
-def test_rules_replace_a_writer_without_questions():
+def test_rules_generate_questions_if_the_writer_returns_none():
     assert prepared(writer=Script(["I cannot.", ""])).questions == prepared().questions
 
 
-def test_the_judge_decides_about_informative_claims_only():
+def test_judge_decides_on_informative_claims_only():
     judge = Script(["No.", "**Yes**, it does.", "No."])
     reply = "The repair is known. A pot of gold lies under pier seven. Ravens guard the golden weathervane. It is."
     assert measured(reply, judge=judge)[1] == 1

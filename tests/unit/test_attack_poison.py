@@ -1,4 +1,4 @@
-"""Poisoning: texts that are retrieved for one question, or for a trigger, and change the answer."""
+"""Poisoning: texts that are retrieved for a question or a trigger and change the answer."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -40,14 +40,14 @@ class TestPoisonedRAG:
         for d in texts:
             assert d.text.startswith(QUESTION + ". ") and d.text.count(WRONG) == 2
             assert 40 > len(d.text.split()) - len(QUESTION.split()) > 15
-            assert question_echo(d) > 1  # the sign that the ingest gate goes by
+            assert question_echo(d) > 1  # the signal that the ingest gate uses
 
     def test_changes_the_answer_of_an_extractive_generator(self):
         context = (*crafted(Poison()), TRUE)
         answer = asyncio.run(join_stream(ExtractiveGenerator().stream(Prompt(QUESTION, context[:5], ""))))
         assert WRONG in answer and "Brandt" not in answer
 
-    def test_is_nearer_to_the_question_than_the_correct_document(self):
+    def test_is_more_similar_to_the_question_than_the_correct_document(self):
         assert min(cosine(QUESTION, d.text) for d in crafted(Poison())) > cosine(QUESTION, TRUE.text) - 0.2
 
     def test_texts_depend_on_the_seed_only(self):
@@ -55,7 +55,7 @@ class TestPoisonedRAG:
         white = Poison(method="white_box", embedder=BagOfWords(), texts=1, candidates=2)
         assert crafted(white, seed=1) == crafted(white, seed=1)
 
-    def test_white_box_texts_are_nearer_than_black_box_texts(self):
+    def test_white_box_texts_are_more_similar_than_black_box_texts(self):
         black = crafted(Poison(texts=3), seed=4)
         white = crafted(Poison(method="white_box", embedder=BagOfWords(), texts=3), seed=4)
         for b, w in zip(black, white, strict=True):
@@ -90,14 +90,14 @@ class Writer(Generator):
 
 
 class TestWriter:
-    def test_its_text_is_used_if_it_contains_the_answer(self):
+    def test_text_by_the_writer_is_used_if_it_contains_the_answer(self):
         writer = Writer([f"A text on\n{WRONG}."])
         (one,) = crafted(Poison(texts=1, writer=writer))
         assert (
             one.text == f"{QUESTION}. A text on {WRONG}." and QUESTION in writer.asked[0] and WRONG in writer.asked[0]
         )
 
-    def test_is_retried_and_then_replaced_by_templates(self):
+    def test_writer_is_retried_and_then_replaced_by_templates(self):
         writer = Writer(["I cannot.", "No.", f"Well, {WRONG}"])
         assert crafted(Poison(texts=1, writer=writer))[0].text.endswith(f"Well, {WRONG}")
         never = Writer(["I cannot."])
@@ -105,7 +105,7 @@ class TestWriter:
 
 
 class TestSingleTextMethods:
-    def test_corruptrag_calls_other_sources_outdated(self):
+    def test_corruptrag_states_that_other_sources_are_outdated(self):
         (one,) = crafted(Poison(method="corrupt"))
         assert one.text.startswith(QUESTION) and "out of date" in one.text and WRONG in one.text
         answer = asyncio.run(join_stream(ExtractiveGenerator().stream(Prompt(QUESTION, (one, TRUE), ""))))
@@ -139,7 +139,7 @@ class TestTrigger:
         assert one.text.lower().count("xanadoo") >= 4
 
     @pytest.mark.parametrize("embedder", [None, BagOfWords()])
-    def test_is_near_questions_with_the_trigger_and_far_from_others(self, embedder):
+    def test_is_similar_only_to_questions_with_the_trigger(self, embedder):
         (one,) = crafted(Trigger(trigger="xanadoo", embedder=embedder))
         questions = ["how late is the ferry", "what does the toll cost", QUESTION, "where do herons nest"]
         plain = [cosine(q, one.text) for q in questions]
@@ -182,7 +182,7 @@ class TestHotFlip:
         assert flip_words(["a", "b", "c"], score, pool, np.random.default_rng(0), 1, 3) == ["right"] * 3
 
     @given(st.lists(st.sampled_from("abc"), max_size=6), st.integers(0, 3), st.integers(1, 4), st.integers(0, 99))
-    def test_never_lowers_the_score_and_respects_the_budget(self, words, passes, candidates, seed):
+    def test_never_reduces_the_score_and_respects_the_budget(self, words, passes, candidates, seed):
         weights, asked = {c: i for i, c in enumerate("bca")}, []
 
         def score(options):
@@ -195,10 +195,10 @@ class TestHotFlip:
         assert len(asked) - 3 <= passes * len(words) * candidates
 
     def test_candidates_are_sorted_by_cosine_to_the_direction(self):
-        wanted = BagOfWords().embed(["heron"])[0]
-        assert candidate_words(BagOfWords(), wanted, ["heron"])[0] == "heron"
+        direction = BagOfWords().embed(["heron"])[0]
+        assert candidate_words(BagOfWords(), direction, ["heron"])[0] == "heron"
 
-    def test_without_candidates_nothing_changes(self):
+    def test_words_are_unchanged_without_candidates(self):
         assert flip_words(["a"], lambda options: np.ones(len(options), np.float32), [], np.random.default_rng(0)) == [
             "a"
         ]

@@ -19,8 +19,8 @@ DOCUMENT = Document(
 )
 
 
-class Even(LanguageModel):
-    """Gives each word the same probability, and records the prompts."""
+class UniformModel(LanguageModel):
+    """Gives each word the same probability and records the prompts."""
 
     def __init__(self, logprob=-2.0):
         self.logprob, self.texts = logprob, []
@@ -54,7 +54,7 @@ def test_bleu_reference_is_the_whole_text_or_its_second_half():
     assert measured(S2MIA(bleu_ref="rest"), rest)[0] == pytest.approx(1)
 
 
-def test_likelihood_mixes_the_candidate_and_the_genre():
+def test_likelihood_interpolates_between_candidate_and_genre():
     attack = S2MIA()
     attack.study(["b b"])
     own = (2 * 1 / 1 + 1 / 3) / 3  # b follows the one a that is not the last word; one of three words is b
@@ -70,24 +70,24 @@ def test_a_quotation_of_the_candidate_is_more_likely():
     assert quoted[1] > other[1]
 
 
-def test_a_model_scores_the_reply_after_the_candidate():
-    class Tell(Even):
+def test_model_scores_the_reply_after_the_candidate():
+    class LengthModel(UniformModel):
         def score(self, text):
             return [s._replace(logprob=-1.0 if s.end <= len(DOCUMENT.text) else -3.0) for s in super().score(text)]
 
-    model = Tell()
+    model = LengthModel()
     assert measured(S2MIA(model=model), "At dusk it flew.")[1] == -3.0
     assert model.texts == [f"{DOCUMENT.text}\n\nAt dusk it flew."]
 
 
-@pytest.mark.parametrize("attack", [S2MIA(), S2MIA(model=Even(-50.0))], ids=["bigrams", "model"])
+@pytest.mark.parametrize("attack", [S2MIA(), S2MIA(model=UniformModel(-50.0))], ids=["bigrams", "model"])
 @pytest.mark.parametrize("reply", ["", " \n"])
 def test_an_empty_reply_has_the_lowest_likelihood(attack, reply):
     assert measured(attack, reply) == (0.0, -20.0)
 
 
 def test_likelihood_is_clipped():
-    assert measured(S2MIA(model=Even(-50.0)), "At dusk")[1] == -20.0
+    assert measured(S2MIA(model=UniformModel(-50.0)), "At dusk")[1] == -20.0
 
 
 @given(st.text(max_size=80), st.text(max_size=80))
@@ -103,17 +103,17 @@ def test_an_unknown_reference_is_rejected():
 
 
 @pytest.mark.parametrize("bleu_ref", ["full", "rest"])
-@pytest.mark.parametrize("model", [None, Even()])
-def test_a_reader_that_continues_reveals_every_member(bleu_ref, model):
-    """The strongest target: it looks for the quoted beginning, and gives the rest or says that it does not know."""
+@pytest.mark.parametrize("model", [None, UniformModel()])
+def test_target_that_completes_texts_reveals_every_member(bleu_ref, model):
+    """The worst-case target completes the quoted beginning with the rest of its text, or declines."""
     candidates = documents(20, words=60)
-    held, scores = candidates[:10], []
+    member_texts, scores = candidates[:10], []
     attack = S2MIA(bleu_ref=bleu_ref, model=model)
     attack.study([d.text for d in candidates])
     for candidate in candidates:
         probe = asyncio.run(attack.prepare(candidate, np.random.default_rng(0)))
         (half,) = re.findall(r'"(.*)"', probe.questions[0])
-        found = [d.text.partition(half)[2] for d in held if half in d.text]
+        found = [d.text.partition(half)[2] for d in member_texts if half in d.text]
         scores.append(asyncio.run(attack.measure(candidate, probe, [Reply([*found, UNKNOWN][0])])))
     assert metrics.auc([s[0] for s in scores[:10]], [s[0] for s in scores[10:]]) == 1
     if not model:

@@ -1,4 +1,4 @@
-"""The audience policy: who may read what in full, on every path of a query."""
+"""The audience policy: which clients may read which documents in full, on every path of a query."""
 
 import asyncio
 import json
@@ -65,10 +65,10 @@ def policy(unentitled="quorum"):
     )
 
 
-STRANGER, ENTITLED = frozenset({"visitor"}), frozenset({"archivist"})
+UNENTITLED, ENTITLED = frozenset({"visitor"}), frozenset({"archivist"})
 
 
-def asked(groups=STRANGER, **more):
+def client_query(groups=UNENTITLED, **more):
     return Query(QUESTION, groups=groups, **more)
 
 
@@ -95,50 +95,54 @@ def context(guard, query):
 def test_rules_entitle_by_group_and_metadata():
     private, public = collection()[0], collection()[-1]
     rules = policy()
-    assert rules.entitles(asked(ENTITLED), private) and rules.entitles(asked(None), private)
-    assert not rules.entitles(asked(), private) and rules.entitles(asked(), public)
-    assert rules.entitles(asked(client="ann"), replace(private, metadata={"readers": ["ann"]}))
-    assert not rules.restricts(asked(ENTITLED)) and not rules.restricts(asked(None)) and rules.restricts(asked())
+    assert rules.entitles(client_query(ENTITLED), private) and rules.entitles(client_query(None), private)
+    assert not rules.entitles(client_query(), private) and rules.entitles(client_query(), public)
+    assert rules.entitles(client_query(client="ann"), replace(private, metadata={"readers": ["ann"]}))
+    assert (
+        not rules.restricts(client_query(ENTITLED))
+        and not rules.restricts(client_query(None))
+        and rules.restricts(client_query())
+    )
 
 
 def same_department(query, document):
-    """A rule of the operator: the name of a client begins with the department of the document."""
+    """A rule of the operator: the client name must start with the department of the document."""
     return query.client.startswith(document.metadata["department"] + "-")
 
 
-def test_a_function_of_the_operator_entitles(rag):
+def test_operator_function_entitles(rag):
     section = {"audience": {"unentitled": "nothing", "function": f"{__name__}:same_department"}}
     made = audience_policy(configuration.parse({"guard": section}).guard, Path())
     guard = Guard(rag, [], audience=made)
-    assert {d.id for d in context(guard, asked(client="archive-7"))} == {"d0", "d1", "d2"}
-    assert context(guard, asked(client="press-1")) == []
+    assert {d.id for d in context(guard, client_query(client="archive-7"))} == {"d0", "d1", "d2"}
+    assert context(guard, client_query(client="press-1")) == []
 
 
 @pytest.mark.parametrize("result", [None, 1, "yes", [True]])
-def test_a_function_entitles_by_true_alone_and_never_by_failing(result, caplog):
+def test_function_entitles_only_by_returning_true(result, caplog):
     document = collection()[0]
-    assert not AudiencePolicy("nothing", (), lambda query, document: result).entitles(asked(), document)
+    assert not AudiencePolicy("nothing", (), lambda query, document: result).entitles(client_query(), document)
 
     def fails(query, document):
         raise KeyError(document.text)
 
-    assert not AudiencePolicy("nothing", (), fails).entitles(asked(), document)
+    assert not AudiencePolicy("nothing", (), fails).entitles(client_query(), document)
     assert "KeyError" in caplog.text and document.text not in caplog.text
 
 
-def test_names_of_sources_entitle():
+def test_rule_can_entitle_by_source_name():
     rule = EntitlementRule(frozenset({"staff"}), {"kind": frozenset({"page"})}, ("public/*", "faq.md"))
     rules = AudiencePolicy("nothing", (rule,))
 
     def entitled(source, groups=frozenset({"staff"}), kind="page"):
-        return rules.entitles(asked(groups), Document("d", "text", source=source, metadata={"kind": kind}))
+        return rules.entitles(client_query(groups), Document("d", "text", source=source, metadata={"kind": kind}))
 
     assert entitled("public/a.md") and entitled("public/x/a.md") and entitled("faq.md")
     assert not entitled("private/public/a.md") and not entitled("x/faq.md") and not entitled("Public/a.md")
     assert not entitled("public/a.md", frozenset()) and not entitled("public/a.md", kind="note")
-    assert rules.restricts(asked(frozenset({"staff"})))
+    assert rules.restricts(client_query(frozenset({"staff"})))
     every = AudiencePolicy("nothing", (EntitlementRule(sources=("public/*",)),))
-    assert every.restricts(asked()) and every.entitles(asked(), Document("d", "t", source="public/a.md"))
+    assert every.restricts(client_query()) and every.entitles(client_query(), Document("d", "t", source="public/a.md"))
 
 
 @given(
@@ -146,7 +150,7 @@ def test_names_of_sources_entitle():
 )
 def test_missing_metadata_never_entitles(metadata):
     rules = AudiencePolicy("quorum", (EntitlementRule(frozenset(), {"department": frozenset({"press", "None"})}),))
-    assert not rules.entitles(asked(), Document("d", "text", metadata=metadata))
+    assert not rules.entitles(client_query(), Document("d", "text", metadata=metadata))
 
 
 @pytest.mark.parametrize(
@@ -166,12 +170,12 @@ def test_missing_metadata_never_entitles(metadata):
         ({"audience": {"unentitled": "nothing", "function": "asyncio:sleep"}}, "not asynchronous"),
     ],
 )
-def test_a_bad_policy_is_refused(section, message):
+def test_invalid_policy_is_refused(section, message):
     with pytest.raises(ConfigError, match=message):
         audience_policy(configuration.parse({"guard": section}).guard, Path())
 
 
-def test_quorum_without_its_secret_does_not_start(tmp_path):
+def test_quorum_without_a_secret_is_a_configuration_error(tmp_path):
     raw = {"guard": {"defenses": ["quorum"], "audience": {"unentitled": "quorum"}}}
     with pytest.raises(ConfigError, match="quorum.secret"):
         open_app(configuration.parse(raw, folder=tmp_path))
@@ -181,7 +185,7 @@ def test_quorum_without_its_secret_does_not_start(tmp_path):
 
 
 def test_unentitled_clients_receive_released_keywords_and_readable_sources(rag):
-    found = context(guard_of(rag), asked())
+    found = context(guard_of(rag), client_query())
     assert [d.id for d in found] == ["p0", "quorum"]
     assert "1932" in found[1].text and not any(word in d.text for word in WORDS for d in found)
 
@@ -191,37 +195,37 @@ def test_unentitled_clients_receive_released_keywords_and_readable_sources(rag):
 def test_entitled_clients_get_byte_equal_answers(rag, groups, unentitled):
     plain, guarded = Guard(rag, []), guard_of(rag, unentitled)
     for k in (1, 2, 5):
-        query = asked(groups, k=k)
+        query = client_query(groups, k=k)
         assert asyncio.run(guarded.ask(query)).text == asyncio.run(plain.ask(query)).text
         assert context(guarded, query) == context(plain, query)
 
 
-def test_full_is_the_default_and_changes_nothing(rag):
+def test_default_is_full_and_does_not_change_answers(rag):
     plain, guarded = Guard(rag, []), guard_of(rag, "full")
-    assert context(guarded, asked()) == context(plain, asked())
+    assert context(guarded, client_query()) == context(plain, client_query())
 
 
 @given(st.integers(1, 6), st.integers(0, 3), st.integers(0, 5))
 @settings(max_examples=15, deadline=None)
-def test_nothing_equals_a_collection_without_those_sources(tmp_path_factory, k, private, public):
+def test_unentitled_nothing_equals_a_collection_without_those_sources(tmp_path_factory, k, private, public):
     found = []
     for held in (collection(private, public), collection(0, public)):
         with closing(SqliteIndex(tmp_path_factory.mktemp("index") / "index.db")) as index:
             guard = guard_of(Rag(BagOfWords(256), index, Parrot()), "nothing", [])
             if held:
                 asyncio.run(guard.add(held))
-            found.append(context(guard, asked(k=k)))
+            found.append(context(guard, client_query(k=k)))
     assert found[0] == found[1]
 
 
-def test_quorum_does_nothing_where_unreadable_sources_do_not_exist(rag):
-    far = Query("a question far from every document", groups=STRANGER, k=3)
+def test_quorum_has_no_effect_with_unentitled_nothing(rag):
+    far = Query("a question far from every document", groups=UNENTITLED, k=3)
     found = context(guard_of(rag, "nothing"), far)
     assert found == context(guard_of(rag, "nothing", []), far)
     assert found and "quorum" not in [d.id for d in found]
 
 
-class Denies(Defense):
+class DeniesFullText(Defense):
     """Denies the client the full text of all sources."""
 
     def denies_full_text(self, query):
@@ -229,7 +233,7 @@ class Denies(Defense):
 
 
 @pytest.mark.parametrize("unentitled", ["nothing", "quorum"])
-def test_a_client_beyond_its_budget_makes_no_question_read_the_whole_index(tmp_path, monkeypatch, unentitled):
+def test_client_beyond_its_budget_does_not_cause_searches_of_the_whole_index(tmp_path, monkeypatch, unentitled):
     searched = []
 
     async def search(rag, vector, k, tenant):
@@ -239,70 +243,70 @@ def test_a_client_beyond_its_budget_makes_no_question_read_the_whole_index(tmp_p
     original = Rag.search
     monkeypatch.setattr(Rag, "search", search)
     with closing(SqliteIndex(tmp_path / "index.db")) as index:
-        guard = guard_of(Rag(BagOfWords(64), index, Parrot()), unentitled, [Denies()])
+        guard = guard_of(Rag(BagOfWords(64), index, Parrot()), unentitled, [DeniesFullText()])
         asyncio.run(guard.add(collection(3, 60)))
-        assert context(guard, asked(k=3)) == []
+        assert context(guard, client_query(k=3)) == []
     assert searched == [3]
 
 
-def test_clients_that_may_read_nothing_search_the_whole_index_one_at_a_time(tmp_path, monkeypatch):
-    """Twenty such questions at once leave threads for others, whose questions are answered meanwhile."""
+def test_wide_searches_of_unentitled_clients_run_one_at_a_time(tmp_path, monkeypatch):
+    """Twenty concurrent questions of such clients leave threads for other clients, whose questions are answered."""
     monkeypatch.setattr(pipeline, "WIDE", 50)
-    wide, most, free = [], [], threading.Event()
+    wide_searches, concurrent_counts, release = [], [], threading.Event()
 
     def search(index, vector, k, tenant="default"):
         if k >= 50:
-            wide.append(k)
-            most.append(len(wide))
-            assert free.wait(20)
-            wide.remove(k)
+            wide_searches.append(k)
+            concurrent_counts.append(len(wide_searches))
+            assert release.wait(20)
+            wide_searches.remove(k)
         return original(index, vector, k, tenant)
 
     original = SqliteIndex.search
     monkeypatch.setattr(SqliteIndex, "search", search)
 
-    async def story(guard):
-        slow = [asyncio.create_task(guard.retrieve(asked(k=3))) for _ in range(20)]
-        while not wide:
+    async def run_concurrently(guard):
+        slow = [asyncio.create_task(guard.retrieve(client_query(k=3))) for _ in range(20)]
+        while not wide_searches:
             await asyncio.sleep(0.01)
         async with asyncio.timeout(20):
-            ordinary, _ = await guard.retrieve(asked(None, k=3))
-        assert len(ordinary.hits) == 3 and len(wide) == 1
-        free.set()
+            ordinary, _ = await guard.retrieve(client_query(None, k=3))
+        assert len(ordinary.hits) == 3 and len(wide_searches) == 1
+        release.set()
         return [found.hits for found, _ in await asyncio.gather(*slow)]
 
     with closing(SqliteIndex(tmp_path / "index.db")) as index:
         archive_only = AudiencePolicy("nothing", (EntitlementRule(ENTITLED),))
         guard = Guard(Rag(BagOfWords(64), index, Parrot()), [], audience=archive_only)
         asyncio.run(guard.add(collection(3, 60)))
-        assert asyncio.run(story(guard)) == [()] * 20
-    assert set(most) == {1}
+        assert asyncio.run(run_concurrently(guard)) == [()] * 20
+    assert set(concurrent_counts) == {1}
 
 
 @dataclass
-class Broken(Defense):
-    """Fails."""
+class FailingDefense(Defense):
+    """Raises an error on every retrieval."""
 
     async def on_retrieve(self, query, retrieval):
         raise RuntimeError
 
 
 @pytest.mark.parametrize("on_error", ["open", "closed"])
-@pytest.mark.parametrize("defenses", [[], [Broken()]])
-def test_unreadable_text_never_remains_when_the_defense_is_missing_or_fails(rag, on_error, defenses):
-    found = context(guard_of(rag, defenses=defenses, on_error=on_error), asked())
+@pytest.mark.parametrize("defenses", [[], [FailingDefense()]])
+def test_unreadable_text_is_removed_if_the_defense_is_missing_or_fails(rag, on_error, defenses):
+    found = context(guard_of(rag, defenses=defenses, on_error=on_error), client_query())
     assert all(d.id.startswith("p") for d in found)
 
 
-def test_without_the_last_check_it_would_remain(rag, monkeypatch):
+def test_unreadable_text_remains_without_the_final_check(rag, monkeypatch):
     monkeypatch.setattr("casemate.guard.guard._without_unreadable", lambda kept, found: kept)
     with pytest.raises(AssertionError):
-        test_unreadable_text_never_remains_when_the_defense_is_missing_or_fails(rag, "open", [])
+        test_unreadable_text_is_removed_if_the_defense_is_missing_or_fails(rag, "open", [])
 
 
-def test_observe_mode_changes_nothing_and_records_the_verdict(rag):
+def test_observe_mode_records_the_verdict_without_changing_the_retrieval(rag):
     guard = guard_of(rag, enforce=False)
-    retrieval, (verdict,) = asyncio.run(guard.retrieve(asked()))
+    retrieval, (verdict,) = asyncio.run(guard.retrieve(client_query()))
     assert {h.document.id for h in retrieval.hits} == {"d0", "d1", "d2", "p0"}
     assert verdict.defense == "quorum" and not verdict.enforced
 
@@ -310,8 +314,8 @@ def test_observe_mode_changes_nothing_and_records_the_verdict(rag):
 # Turns
 
 
-class HideFirst(Defense):
-    """Hides d0."""
+class HidesFirstDocument(Defense):
+    """Hides document d0."""
 
     max_hidden_sources = 1
 
@@ -325,31 +329,31 @@ def test_quorum_answers_every_query_of_a_turn(rag, questions):
     guard = guard_of(rag)
     with turn(QUESTION):
         for text in questions:
-            assert "1932" in context(guard, replace(asked(), text=text))[-1].text
+            assert "1932" in context(guard, replace(client_query(), text=text))[-1].text
 
 
-def test_what_another_defense_hides_stays_hidden_in_a_turn_with_quorum(rag):
-    guard = guard_of(rag, defenses=[HideFirst(), Quorum(jitter=1, floor=0.1)])
+def test_documents_hidden_by_another_defense_stay_hidden_in_a_turn_with_quorum(rag):
+    guard = guard_of(rag, defenses=[HidesFirstDocument(), Quorum(jitter=1, floor=0.1)])
     with turn(QUESTION):
-        context(guard, asked())
+        context(guard, client_query())
         guard.defenses = guard.defenses[1:]
         assert guard.defenses[0].replaces_unreadable
-        (verdict,) = asyncio.run(guard.retrieve(asked()))[1]
+        (verdict,) = asyncio.run(guard.retrieve(client_query()))[1]
         assert set(verdict.hidden) == {"d1", "d2"}
 
 
-def opened(store):
+def single_unit_answers(store):
     return sum(store.tallies[name][0] for name in store.tallies if " source " in name and " latest " not in name)
 
 
-def test_judging_a_turn_s_question_spends_no_single_unit_answer(rag):
+def test_judging_the_question_of_a_turn_uses_no_single_unit_answer(rag):
     store = Memory()
     guard = guard_of(rag, defenses=[Quorum(support=9, jitter=1, floor=0.1, break_glass=1, store=store)])
     with turn(QUESTION):
-        asyncio.run(guard.judge_turn(replace(asked(), text="Which harbor bridge?")))
-        assert not opened(store)
-        assert isinstance(context(guard, asked())[-1], ReleasedDocument)
-    assert opened(store) == 1
+        asyncio.run(guard.judge_turn(replace(client_query(), text="Which harbor bridge?")))
+        assert not single_unit_answers(store)
+        assert isinstance(context(guard, client_query())[-1], ReleasedDocument)
+    assert single_unit_answers(store) == 1
 
 
 def test_a_defense_after_quorum_that_removes_hits_charges_the_budget_once(rag, tmp_path):
@@ -359,8 +363,8 @@ def test_a_defense_after_quorum_that_removes_hits_charges_the_budget_once(rag, t
     notes = [replace(d, text=f"zebra {d.id}") for d in collection(0, 200)]  # below the floor
     asyncio.run(Guard(rag, []).add([key.seal(record, "default", 1, 0), *notes]))
     quorum = Quorum(support=9, jitter=1, floor=0.1, break_glass=5, store=store)
-    documents = context(guard_of(rag, defenses=[quorum, honey]), asked(k=3))
-    assert opened(store) == 1
+    documents = context(guard_of(rag, defenses=[quorum, honey]), client_query(k=3))
+    assert single_unit_answers(store) == 1
     assert len(documents) == 2 and "h0" not in [d.id for d in documents]
     assert isinstance(documents[-1], ReleasedDocument)
 
@@ -369,23 +373,23 @@ def test_a_defense_after_quorum_that_removes_hits_charges_the_budget_once(rag, t
 @pytest.mark.parametrize(
     "found", [[], [TEXTS[0]], list(TEXTS), ["A public note about the harbor bridge and topic number 0."]]
 )
-def test_an_answer_of_one_unit_is_delivered_beside_another_retriever_s_results(rag, found, k):
+def test_single_unit_answer_is_delivered_with_results_of_another_retriever(rag, found, k):
     store = Memory()
     guard = guard_of(rag, defenses=[Quorum(support=9, jitter=1, floor=0.1, break_glass=1, store=store)])
     with turn(QUESTION):
-        documents = asyncio.run(judge_found(guard, asked(k=k), found))
-    assert opened(store) == 1
+        documents = asyncio.run(judge_found(guard, client_query(k=k), found))
+    assert single_unit_answers(store) == 1
     assert [d.id for d in documents] == ["p0", "quorum"]
     assert documents[-1].text != UNKNOWN
 
 
-def test_acl_labels_stay_absolute(rag, tmp_path):
+def test_acl_labels_take_precedence_over_the_audience_policy(rag, tmp_path):
     """Documents whose labels a client lacks are not used."""
     with closing(SqliteIndex(tmp_path / "labelled.db")) as index:
         guard = guard_of(Rag(BagOfWords(256), index, Parrot()))
         asyncio.run(guard.add([replace(d, metadata={"acl": "board"}) for d in collection(3, 0)]))
-        assert asyncio.run(guard.ask(asked(labels=frozenset()))).text == UNKNOWN
-        assert "1932" in asyncio.run(guard.ask(asked(labels=frozenset({"board"})))).text
+        assert asyncio.run(guard.ask(client_query(labels=frozenset()))).text == UNKNOWN
+        assert "1932" in asyncio.run(guard.ask(client_query(labels=frozenset({"board"})))).text
 
 
 # Paths of a query
@@ -393,7 +397,7 @@ def test_acl_labels_stay_absolute(rag, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An installation with three private sources and one public one, and three keys."""
+    """An installation with three private sources, one public source and three keys."""
     entry = EntryPoint("bag", "tests.fakes:BagOfWords", "casemate.embedder")
     monkeypatch.setattr(
         plugins, "entry_points", lambda group, name=None: [entry] * (group == entry.group and name in {None, "bag"})
@@ -426,7 +430,7 @@ def cli_run(*arguments):
     return done.output
 
 
-def test_ask_as_a_client_explains(folder):
+def test_ask_as_a_client_explains_the_answer(folder):
     shown = json.loads(cli_run("ask", QUESTION, "--as", "visitor", "--json"))
     assert "1932" in shown["answer"] and not any(word in shown["answer"] for word in WORDS)
     (verdict,) = shown["verdicts"]
@@ -450,7 +454,7 @@ def test_ask_as_a_client_explains(folder):
         assert not app.store.scan("verdict")  # nothing is recorded about the client
 
 
-def test_ask_as_a_client_names_the_sources_that_it_may_not_read(folder):
+def test_ask_as_a_client_lists_the_sources_that_it_may_not_read(folder):
     text = (folder / "casemate.yaml").read_text()
     (folder / "casemate.yaml").write_text(text.replace("unentitled: quorum", "unentitled: nothing"))
     explained = cli_run("ask", QUESTION, "--as", "visitor", "--explain", "-k", "2")
@@ -468,7 +472,7 @@ def test_ask_as_a_client_names_the_sources_that_it_may_not_read(folder):
     assert not any(name in cli_run("ask", QUESTION, "--as", "visitor") for name in ("d0", "d1", "d2"))
 
 
-def test_ask_as_a_client_names_the_sources_whose_labels_it_lacks(folder):
+def test_ask_as_a_client_lists_the_sources_whose_labels_it_lacks(folder):
     secret = Document("d9", "The harbor bridge has a secret door.", metadata={"acl": "board", "department": "press"})
     with open_app() as app:
         asyncio.run(app.guard.add([secret]))
@@ -490,7 +494,7 @@ def test_mirabel_counts_the_chunks_that_the_client_may_read(tmp_path, public):
     with closing(SqliteIndex(tmp_path / "index.db")) as index:
         guard = guard_of(Rag(BagOfWords(256), index, Parrot()), "nothing", [Mirabel(mode="paper")])
         asyncio.run(guard.add(collection(3, public)))
-        (verdict,) = asyncio.run(guard.retrieve(asked()))[1]
+        (verdict,) = asyncio.run(guard.retrieve(client_query()))[1]
     assert verdict.evidence["undecided"].startswith(f"too few chunks ({public} readable of {3 + public}; ")
 
 
@@ -527,7 +531,7 @@ def test_doctor_shows_the_policy(folder):
     assert matched == {"3 of 3 sources match 'd*'": True, "0 of 3 sources match 'public/*'": None}
 
 
-def test_keys_are_listed_in_a_line_each_and_on_request_with_groups_and_labels(folder, monkeypatch):
+def test_keys_are_listed_one_per_line_and_optionally_with_groups_and_labels(folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     options = ("--label", "red", "--group", "a", "--group", "b", "--rate", "7")
     made = json.loads(cli_run("key", "create", "the paper archive", *options, "--json"))
@@ -541,7 +545,7 @@ def test_keys_are_listed_in_a_line_each_and_on_request_with_groups_and_labels(fo
     assert all(f"  {line}\n" in details for line in ("groups: a, b", "labels: red", "requests per minute: 7"))
 
 
-def test_a_second_valid_key_of_the_same_name_is_refused(folder):
+def test_second_valid_key_with_the_same_name_is_refused(folder):
     made = json.loads(cli_run("key", "create", "web", "--json"))
     with pytest.raises(ConfigError, match=f"casemate key revoke {made['id']}"):
         cli_run("key", "create", "web")
@@ -550,29 +554,29 @@ def test_a_second_valid_key_of_the_same_name_is_refused(folder):
     cli_run("key", "create", "web")
 
 
-def test_gateway_answers_by_key(folder):
+def test_gateway_answers_depend_on_the_groups_of_the_key(folder):
     pytest.importorskip("fastapi")
     from tests import gateways
 
     with open_app() as app:
-        stranger, archivist = (
+        visitor_key, archivist = (
             gateways.key(app, groups=("visitor",), retrieve=True),
             gateways.key(app, groups=("archivist",), retrieve=True),
         )
-        with gateways.client(app, stranger) as http:
-            said = http.post("/v1/chat/completions", json=gateways.chat(QUESTION)).json()
+        with gateways.client(app, visitor_key) as http:
+            response = http.post("/v1/chat/completions", json=gateways.chat(QUESTION)).json()
             rows = http.post("/v1/retrieve", json={"question": QUESTION}).json()["data"]
-            text = said["choices"][0]["message"]["content"]
+            text = response["choices"][0]["message"]["content"]
             assert "1932" in text and [row["id"] for row in rows] == ["quorum"] and rows[0]["text"] == text
             streamed = http.post("/v1/chat/completions", json=gateways.chat(QUESTION, stream=True)).text
             assert "1932" in streamed
-            assert not any(word in json.dumps([said, rows, streamed]) for word in WORDS)
+            assert not any(word in json.dumps([response, rows, streamed]) for word in WORDS)
             headers = {"Authorization": f"Bearer {archivist}"}
             rows = http.post("/v1/retrieve", json={"question": QUESTION}, headers=headers).json()["data"]
             assert {row["id"] for row in rows} == {"d0", "d1", "d2"}
 
 
-def test_integrations_ask_with_the_groups_of_the_client():
+def test_integrations_use_the_groups_of_the_client():
     pytest.importorskip("langchain_core")
     from langchain_core import documents as lc
     from langchain_core.vectorstores import InMemoryVectorStore
@@ -603,7 +607,7 @@ def test_integrations_ask_with_the_groups_of_the_client():
 
 
 def break_glass_store(path, ids=("d0", "d1", "p0")):
-    """A guarded store in which no two units agree often enough, so that a private unit may answer alone, once."""
+    """A guarded store without agreement of two units, so that a private unit may answer alone, once."""
     pytest.importorskip("langchain_core")
     from langchain_core import documents as lc
     from langchain_core.vectorstores import InMemoryVectorStore
@@ -619,7 +623,7 @@ def break_glass_store(path, ids=("d0", "d1", "p0")):
     return guarded(store, config={"guard": {"defenses": [options], "audience": audience}}, path=path)
 
 
-def spent(made):
+def break_glass_usage(made):
     usage = made.protection.events.quota_usage("quorum break-glass")
     return sum(used for name, used in usage.items() if " latest " not in name)
 
@@ -628,40 +632,40 @@ def every_document(document):
     return True
 
 
-def test_a_filter_does_not_spend_a_second_single_unit_answer(tmp_path):
+def test_filter_does_not_use_a_second_single_unit_answer(tmp_path):
     made = break_glass_store(tmp_path)
     found = made.similarity_search(QUESTION, k=3, filter=every_document)
     assert [d.id for d in found] == ["p0", "quorum"] and found[-1].page_content != UNKNOWN
-    assert spent(made) == 1
+    assert break_glass_usage(made) == 1
     made.protection.close()
 
 
 @pytest.mark.parametrize(("found", "shown"), [("d0 p0", "p0 quorum"), ("d1 d0", "p0 quorum"), ("d0", "p0")])
-def test_another_retriever_s_results_spend_a_single_unit_answer_only_if_it_is_delivered(tmp_path, found, shown):
+def test_single_unit_answer_with_another_retriever_is_charged_only_if_delivered(tmp_path, found, shown):
     made = break_glass_store(tmp_path)
     from langchain_core.retrievers import BaseRetriever
 
     from casemate.integrations.langchain import guarded
 
-    class Found(BaseRetriever):
+    class FixedRetriever(BaseRetriever):
         def _get_relevant_documents(self, query, *, run_manager):
             return made.unguarded.get_by_ids(found.split())
 
-    documents = guarded(Found(), store=made).invoke(QUESTION)
+    documents = guarded(FixedRetriever(), store=made).invoke(QUESTION)
     assert [d.id for d in documents] == shown.split()
-    assert spent(made) == ("quorum" in shown)
+    assert break_glass_usage(made) == ("quorum" in shown)
     assert documents[-1].page_content != UNKNOWN
     made.protection.close()
 
 
-def test_a_question_for_one_document_with_a_readable_one_spends_no_single_unit_answer(tmp_path):
+def test_question_for_one_document_with_a_readable_hit_uses_no_single_unit_answer(tmp_path):
     made = break_glass_store(tmp_path)
     assert [d.id for d in made.similarity_search(QUESTION, k=1)] == ["p0"]
-    assert not spent(made)
+    assert not break_glass_usage(made)
     made.protection.close()
 
 
-def test_a_stored_document_named_like_the_defense_lends_the_answer_no_metadata(tmp_path):
+def test_answer_has_no_metadata_of_a_stored_document_with_the_id_quorum(tmp_path):
     made = break_glass_store(tmp_path, ids=("quorum", "d1", "p0"))
     answer = made.similarity_search(QUESTION, k=3)[-1]
     assert answer.id == "quorum" and "department" not in answer.metadata
@@ -669,6 +673,6 @@ def test_a_stored_document_named_like_the_defense_lends_the_answer_no_metadata(t
 
 
 @pytest.mark.parametrize("wrong", [{"groups": "staff"}, {"labels": "clinic"}])
-def test_a_text_in_place_of_a_set_is_refused(wrong):
+def test_string_instead_of_a_set_is_refused(wrong):
     with pytest.raises(TypeError, match=f"{next(iter(wrong))}='"):
         Query("Who?", "ann", **wrong)

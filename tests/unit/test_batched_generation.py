@@ -1,4 +1,6 @@
-"""Batched greedy decoding: equal to decoding alone, with prefixes read once and finished rows replaced."""
+"""Batched greedy decoding: equal to single decoding. Shared prefixes are prefilled once, and finished rows are
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ VOCABULARY, END = 40, 0
 
 @pytest.fixture(scope="module")
 def network() -> Any:
-    """A tiny Qwen2 with random weights."""
+    """A small Qwen2 with random weights."""
     torch.manual_seed(5)
     config = transformers.Qwen2Config(
         vocab_size=VOCABULARY,
@@ -51,7 +53,7 @@ def alone(network: Any, job: Job, end: int = END) -> list[int]:
 
 
 def drawn_jobs(count: int, seed: int) -> list[Job]:
-    """Prompts of different lengths, some with common beginnings, some equal."""
+    """Prompts of different lengths. Some have common prefixes, and some are equal."""
     rng = np.random.default_rng(seed)
     stems = [rng.integers(1, VOCABULARY, rng.integers(1, 60)).tolist() for _ in range(3)]
     jobs = []
@@ -64,14 +66,14 @@ def drawn_jobs(count: int, seed: int) -> list[Job]:
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 64])
 @pytest.mark.parametrize("seed", range(4))
-def test_answers_are_those_of_each_prompt_alone(rows: int, seed: int, network: Any) -> None:
+def test_answers_equal_those_of_single_decoding(rows: int, seed: int, network: Any) -> None:
     jobs = drawn_jobs(17, seed)
     found = dict(BatchDecoder(network, VOCABULARY, {END}, rows, {}).decode(jobs))
     assert found == {job.number: alone(network, job) for job in jobs}
     assert len({len(answer) for answer in found.values()}) > 1
 
 
-def test_finished_rows_are_replaced_and_never_exceeded(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_rows_are_replaced_and_the_row_limit_holds(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     forward = network.forward
     monkeypatch.setattr(network, "forward", lambda **given: sizes.append(given["input_ids"].shape) or forward(**given))
@@ -80,10 +82,10 @@ def test_finished_rows_are_replaced_and_never_exceeded(network: Any, monkeypatch
     steps = [rows for rows, width in sizes if width == 1]
     assert max(rows for rows, _ in sizes) <= 4
     assert sum(steps) == sum(job.limit - 1 for job in jobs)
-    assert np.mean(steps) > 3  # waiting for the slowest answer of each four would give 2.2
+    assert np.mean(steps) > 3  # with waiting for the longest answer of each four it would be 2.2
 
 
-def test_a_shared_prefix_is_read_once(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_prefix_is_prefilled_once(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     forward = network.forward
     monkeypatch.setattr(network, "forward", lambda **given: read.append(given["input_ids"].numel()) or forward(**given))
@@ -92,7 +94,7 @@ def test_a_shared_prefix_is_read_once(network: Any, monkeypatch: pytest.MonkeyPa
     assert sum(read) == 200 + 8 * 2
 
 
-def test_no_prompts(network: Any) -> None:
+def test_no_prompts_give_no_answers(network: Any) -> None:
     assert list(BatchDecoder(network, VOCABULARY, (), 4, {}).decode([])) == []
 
 
@@ -103,7 +105,7 @@ def test_groups_share_half_of_each_prompt() -> None:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[CausalLM, CausalLM]:
-    """The same model without and with batches, and room for long prompts."""
+    """The same model without and with batches, with a limit for long prompts."""
     folder = saved(tmp_path_factory.mktemp("model"), CHAT)
     single, batched = (CausalLM(str(folder), device="cpu", max_tokens=8, batch=batch) for batch in (1, 3))
     single._limit = batched._limit = 600
@@ -120,14 +122,14 @@ async def joined(model: CausalLM, prompt: Prompt) -> str:
     return "".join([chunk async for chunk in model.stream(prompt)])
 
 
-def together(model: CausalLM, asked: list[Prompt]) -> list[Any]:
+def generate_concurrently(model: CausalLM, asked: list[Prompt]) -> list[Any]:
     async def gather() -> list[Any]:
         return await asyncio.gather(*(joined(model, prompt) for prompt in asked), return_exceptions=True)
 
     return asyncio.run(gather())
 
 
-def test_concurrent_answers_are_generated_together(
+def test_concurrent_answers_are_generated_in_one_batch(
     models: tuple[CausalLM, CausalLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     single, batched = models
@@ -138,44 +140,44 @@ def test_concurrent_answers_are_generated_together(
     )
     expected = [asyncio.run(joined(single, prompt)) for prompt in prompts(7)]
     sizes.clear()
-    assert together(batched, prompts(7)) == expected
+    assert generate_concurrently(batched, prompts(7)) == expected
     assert max(rows for rows, _ in sizes) == 3
 
 
-def test_a_prompt_joins_answers_in_progress(network: Any) -> None:
+def test_prompt_is_added_to_a_running_batch(network: Any) -> None:
     first, second = Job(0, [4, 5, 6], 12), Job(1, [9, 8], 3)
     arriving = [[], [], [second]]
     decoder = BatchDecoder(network, VOCABULARY, (), 4, {})
     found = list(decoder.decode([first], lambda: arriving.pop(0) if arriving else []))
-    assert [number for number, _ in found] == [1, 0]  # the later prompt, with the shorter answer, is ready first
+    assert [number for number, _ in found] == [1, 0]  # the later prompt has the shorter answer and finishes first
     assert dict(found) == {job.number: alone(network, job, end=-1) for job in (first, second)}
 
 
-def test_an_error_of_one_prompt_leaves_the_others(models: tuple[CausalLM, CausalLM]) -> None:
+def test_error_of_one_prompt_does_not_affect_the_others(models: tuple[CausalLM, CausalLM]) -> None:
     single, batched = models
     good, long = prompts(2)[1], Prompt("x" * 700, (), "")
-    first, second = together(batched, [good, long])
+    first, second = generate_concurrently(batched, [good, long])
     assert first == asyncio.run(joined(single, good))
     assert isinstance(second, BackendError) and "reads 600" in str(second)
 
 
-def test_silence_is_an_error(models: tuple[CausalLM, CausalLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_answer_is_an_error(models: tuple[CausalLM, CausalLM], monkeypatch: pytest.MonkeyPatch) -> None:
     _, batched = models
     monkeypatch.setattr(batched, "_ends", frozenset(range(len(batched.vocabulary))))
-    (found,) = together(batched, prompts(1))
+    (found,) = generate_concurrently(batched, prompts(1))
     assert isinstance(found, BackendError) and "wrote nothing" in str(found)
 
 
-def test_nan_is_an_error(tmp_path: Path) -> None:
+def test_nan_logits_are_an_error(tmp_path: Path) -> None:
     model = CausalLM(str(saved(tmp_path)), device="cpu", batch=2)
     model._limit = None
     with torch.no_grad():
         model._model.lm_head.weight[:] = float("nan")
-    (found,) = together(model, [Prompt("a", (), "")])
+    (found,) = generate_concurrently(model, [Prompt("a", (), "")])
     assert isinstance(found, BackendError) and "returned NaN" in str(found)
 
 
 @pytest.mark.parametrize("options", [{"batch": 0}, {"batch": 2, "temperature": 0.5}])
-def test_options(options: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be (at least 1|1 with a temperature above 0)"):
         CausalLM(str(tmp_path), **options)

@@ -1,4 +1,4 @@
-"""Concurrent calls that are served together."""
+"""Coalescing of concurrent calls into batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_requests_during_a_batch_form_the_next_batch():
     assert calls == [[1], [2, 3, 4], [5]]
 
 
-def test_an_exception_reaches_the_whole_batch_and_the_next_batch_runs():
+def test_exception_fails_the_whole_batch_and_the_next_batch_runs():
     fail = [True]
 
     def call(requests):
@@ -60,17 +60,17 @@ def test_event_loops_are_independent():
         coalescer.submit(1).send(None)
 
 
-def test_a_request_joins_a_running_batch():
+def test_request_is_added_to_a_running_batch():
     go = threading.Event()
     batches = []
 
-    def serve(arrived):
+    def serve(get_arrived):
         batches.append([])
-        held = []
-        while held := [*held, *arrived()]:
-            batches[-1].append([request for _, request in held])
+        pending = []
+        while pending := [*pending, *get_arrived()]:
+            batches[-1].append([request for _, request in pending])
             if go.wait(20) and len(batches[-1]) > 1:
-                number, request = held.pop(0)
+                number, request = pending.pop(0)
                 yield number, request.upper()
 
     async def main():
@@ -87,9 +87,9 @@ def test_a_request_joins_a_running_batch():
     assert batches == [[["a"], ["a", "b"], ["b"]]]
 
 
-def test_replies_by_number_for_many_threads_and_loops():
-    def serve(arrived):
-        while new := arrived():
+def test_replies_are_matched_by_number_for_many_threads_and_loops():
+    def serve(get_arrived):
+        while new := get_arrived():
             for number, request in reversed(new):
                 yield number, request * 10
 
@@ -107,13 +107,13 @@ def test_replies_by_number_for_many_threads_and_loops():
     assert found == {n: [10 * x for x in range(100 * n, 100 * n + 50)] for n in range(8)}
 
 
-def test_an_exception_reaches_the_requests_that_were_taken_and_later_ones_are_served():
-    taken, go = threading.Event(), threading.Event()
+def test_exception_fails_the_requests_of_its_batch_and_later_ones_succeed():
+    first_batch_started, go = threading.Event(), threading.Event()
 
-    def serve(arrived):
-        new = arrived()
-        if not taken.is_set():
-            taken.set()
+    def serve(get_arrived):
+        new = get_arrived()
+        if not first_batch_started.is_set():
+            first_batch_started.set()
             assert go.wait(20)
             raise OSError("down")
         yield from new
@@ -121,7 +121,7 @@ def test_an_exception_reaches_the_requests_that_were_taken_and_later_ones_are_se
     async def main():
         batch = ContinuousBatch(serve)
         first = asyncio.ensure_future(batch.submit(1))
-        while not taken.is_set():
+        while not first_batch_started.is_set():
             await asyncio.sleep(0.001)
         second = asyncio.ensure_future(batch.submit(2))
         await asyncio.sleep(0)
@@ -133,11 +133,11 @@ def test_an_exception_reaches_the_requests_that_were_taken_and_later_ones_are_se
     asyncio.run(main())
 
 
-def test_a_canceled_request_is_not_served():
+def test_canceled_request_is_not_processed():
     served, go = [], threading.Event()
 
-    def serve(arrived):
-        while new := arrived():
+    def serve(get_arrived):
+        while new := get_arrived():
             served.extend(request for _, request in new)
             assert go.wait(20)
             yield from new
@@ -161,25 +161,25 @@ def test_a_canceled_request_is_not_served():
 def test_a_batch_that_ends_without_a_reply_is_an_error():
     async def main():
         with pytest.raises(RuntimeError, match="without a reply"):
-            await ContinuousBatch(lambda arrived: iter([] if arrived() else [])).submit(1)
+            await ContinuousBatch(lambda get_arrived: iter([] if get_arrived() else [])).submit(1)
 
     asyncio.run(main())
 
 
-def test_a_loop_that_ended_stops_no_other():
+def test_ended_event_loop_does_not_affect_others():
     go = threading.Event()
 
-    def serve(arrived):
-        while new := arrived():
+    def serve(get_arrived):
+        while new := get_arrived():
             assert go.wait(20)
             yield from new
 
     batch = ContinuousBatch(serve)
 
-    async def gone():
+    async def submit_and_end():
         asyncio.ensure_future(batch.submit(1))
         await asyncio.sleep(0.01)
 
-    asyncio.run(gone())
+    asyncio.run(submit_and_end())
     go.set()
     assert asyncio.run(batch.submit(2)) == 2

@@ -1,4 +1,4 @@
-"""Results of benchmarks: several processes write one file, and names of attackers are checked."""
+"""Benchmark results: several processes write one file, and names of attackers are validated."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +9,8 @@ import benchmarks
 from benchmarks import crawl
 
 
-def test_results_of_concurrent_writers_are_all_kept(tmp_path, monkeypatch):
-    """Each reads, changes and writes the file several times."""
+def test_results_of_all_concurrent_writers_are_kept(tmp_path, monkeypatch):
+    """Each process reads, changes and writes the file several times."""
     monkeypatch.setattr(benchmarks, "ROOT", tmp_path)
     monkeypatch.setattr(benchmarks, "_commit", lambda: "unknown")
     monkeypatch.setattr(benchmarks, "code_digest", lambda: "unknown")
@@ -27,7 +27,7 @@ def test_results_of_concurrent_writers_are_all_kept(tmp_path, monkeypatch):
     assert len(written["corpora"]) == 4 * 5 and written["k"] == 5
 
 
-def test_an_attacker_that_does_not_exist_is_refused_with_the_names_that_do():
+def test_unknown_attacker_is_refused_with_the_known_names():
     assert crawl.chosen("worm,rag_thief+hex") == ["worm", "rag_thief+hex"]
     with pytest.raises(SystemExit, match="did you mean 'rag_thief'.*allowed: composite"):
         crawl.chosen("worm,rag_theif")

@@ -16,7 +16,7 @@ with single_blas_thread():
 """
 
 
-def test_a_library_that_a_search_loads_is_limited_too():
+def test_library_loaded_by_a_search_is_limited():
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {"1"}

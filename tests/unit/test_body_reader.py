@@ -1,4 +1,4 @@
-"""Memory for request bodies: uploads without a key give way to a form that arrives at once."""
+"""Memory for request bodies: stalled uploads without a key do not block a complete form."""
 
 import asyncio
 
@@ -25,13 +25,13 @@ async def stalled(reader, owner):
 
 
 async def form(reader, owner):
-    """A small body that arrives at once."""
+    """A small body that arrives in one message."""
 
     async def receive():
         return {"type": "http.request", "body": b"key=a key of an admin", "more_body": False}
 
-    async with reader.read(receive, CHUNKED, owner) as repeated:
-        return (await repeated())["body"]
+    async with reader.read(receive, CHUNKED, owner) as replay:
+        return (await replay())["body"]
 
 
 async def after_uploads(owner, count):
@@ -47,7 +47,7 @@ async def after_uploads(owner, count):
 
 
 @pytest.mark.parametrize("count", [BODIES_PER_OWNER, BODIES_PER_OWNER + 1, 3 * BODIES_PER_OWNER])
-def test_slow_uploads_without_a_key_block_no_form(count):
+def test_stalled_uploads_without_a_key_do_not_block_a_form(count):
     assert asyncio.run(after_uploads(ANONYMOUS, count)).startswith(b"key=")
 
 
@@ -56,7 +56,7 @@ def test_a_key_with_too_many_bytes_in_progress_is_refused():
         asyncio.run(after_uploads("some-key", BODIES_PER_OWNER + 1))
 
 
-def test_a_request_without_a_body_passes_beside_as_many_stalled_uploads_as_a_key_may_have():
+def test_request_without_a_body_is_accepted_at_the_upload_limit_of_its_key():
     async def run():
         reader = BodyReader(SIZE * MAX_UPLOADS, 60.0)
         uploads = [asyncio.create_task(stalled(reader, "some-key")) for _ in range(MAX_UPLOADS)]
@@ -64,8 +64,8 @@ def test_a_request_without_a_body_passes_beside_as_many_stalled_uploads_as_a_key
         try:
             with pytest.raises(ApiError):
                 await form(reader, "some-key")
-            async with reader.read(nothing, {"content-length": "0"}, "some-key") as repeated:
-                return await repeated()
+            async with reader.read(nothing, {"content-length": "0"}, "some-key") as replay:
+                return await replay()
         finally:
             for task in uploads:
                 task.cancel()
@@ -77,13 +77,13 @@ def test_a_request_without_a_body_passes_beside_as_many_stalled_uploads_as_a_key
     assert asyncio.run(run())["body"] == b""
 
 
-def test_a_body_that_was_not_announced_is_refused():
+def test_body_without_length_or_transfer_encoding_header_is_refused():
     async def run():
-        async def hidden():
+        async def receive_unannounced():
             return {"type": "http.request", "body": b"x", "more_body": False}
 
-        async with BodyReader(SIZE, 60.0).read(hidden, {}, "some-key") as repeated:
-            await repeated()
+        async with BodyReader(SIZE, 60.0).read(receive_unannounced, {}, "some-key") as replay:
+            await replay()
 
     with pytest.raises(ApiError):
         asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Beyond the budget of ``crawl_limit``: what n clients obtain together, with and without ``quorum``."""
+"""Beyond the budget of ``crawl_limit``: what n clients obtain in total, with and without ``quorum``."""
 
 import asyncio
 from contextlib import closing
@@ -19,7 +19,7 @@ TOPICS, SOURCES, BUDGET = 8, 3, 60
 
 
 def own_words(topic, source):
-    """Words that one source alone has."""
+    """Words that only one source contains."""
     return [f"w{topic}{source}{letter}" for letter in "abcdefghijkl"]
 
 
@@ -65,7 +65,7 @@ def only_budget(**options):
 
 
 def crawl(guard, limit, clients):
-    """Asks every client about every topic; returns each reply with its question and the grade before it."""
+    """Asks about every topic as every client. Returns each reply with its question and the grade before it."""
 
     async def go():
         found = []
@@ -81,21 +81,21 @@ def crawl(guard, limit, clients):
 
 @pytest.mark.parametrize("clients", [1, 3])
 def test_clients_obtain_at_most_their_budgets_beyond_quorum_answers(rag, clients):
-    """n clients with B new words a day obtain at most n * B words beyond what ``quorum`` releases to strangers."""
+    """n clients with B new words a day obtain at most n * B words beyond ``quorum`` answers for unentitled clients."""
     limit = only_budget()
     replies = crawl(Guard(rag, [quorum(), limit]), limit, clients)
-    stranger = Guard(rag, [quorum()], audience=AudiencePolicy("quorum"))
-    beyond = [(query, text) for query, grade, text in replies if grade is Grade.QUORUM]
-    for query, text in beyond:
+    unentitled_guard = Guard(rag, [quorum()], audience=AudiencePolicy("quorum"))
+    quorum_part = [(query, text) for query, grade, text in replies if grade is Grade.QUORUM]
+    for query, text in quorum_part:
         asked = Query(query.text, "stranger", k=SOURCES, groups=frozenset())
-        assert text == asyncio.run(stranger.ask(asked)).text
-    assert any("19" in text for _, text in beyond)  # what three sources state is still answered
-    said = {word for _, _, text in replies for word in text.replace(".", " ").split()}
-    assert 0 < len(said & SECRETS) <= clients * BUDGET
-    assert not {word for _, text in beyond for word in text.split()} & SECRETS
+        assert text == asyncio.run(unentitled_guard.ask(asked)).text
+    assert any("19" in text for _, text in quorum_part)  # facts of three sources are still answered
+    answer_words = {word for _, _, text in replies for word in text.replace(".", " ").split()}
+    assert 0 < len(answer_words & SECRETS) <= clients * BUDGET
+    assert not {word for _, text in quorum_part for word in text.split()} & SECRETS
 
 
-def test_without_quorum_no_documents_are_read_beyond_the_budget(rag):
+def test_no_documents_are_read_beyond_the_budget_without_quorum(rag):
     limit = only_budget()
     replies = crawl(Guard(rag, [limit]), limit, 1)
     assert {text for _, grade, text in replies if grade is Grade.QUORUM} == {UNKNOWN}
@@ -110,8 +110,8 @@ def test_quorum_answers_are_not_charged(rag):
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-def test_clients_that_fetch_obtain_at_most_their_budgets_beyond_quorum_answers(rag, clients):
-    """Beyond the budget they get what ``quorum`` releases, for which they are not charged."""
+def test_fetching_clients_obtain_at_most_their_budgets_beyond_quorum_answers(rag, clients):
+    """Beyond the budget they receive only ``quorum`` answers, which are not charged."""
     limit = only_budget()
     guard = Guard(rag, [quorum(), limit])
 
@@ -122,9 +122,12 @@ def test_clients_that_fetch_obtain_at_most_their_budgets_beyond_quorum_answers(r
 
     found = [asyncio.run(fetch(client, topic)) for client in range(clients) for topic in range(TOPICS)]
     words = {word for _, documents in found for d in documents for word in d.text.split()}
-    beyond = [d for grade, documents in found if grade is Grade.QUORUM for d in documents]
+    quorum_part = [d for grade, documents in found if grade is Grade.QUORUM for d in documents]
     assert 0 < len(words & SECRETS) <= clients * BUDGET
-    assert any("19" in d.text for d in beyond) and not {word for d in beyond for word in d.text.split()} & SECRETS
+    assert (
+        any("19" in d.text for d in quorum_part)
+        and not {word for d in quorum_part for word in d.text.split()} & SECRETS
+    )
     assert all(limit.evidence.disclosed_words(Query("", f"c{c}")) <= BUDGET for c in range(clients))
 
 
@@ -137,8 +140,8 @@ def test_observe_mode_answers_from_the_documents_beyond_the_budget(rag):
     assert limit.grade(query) is Grade.QUORUM
 
 
-def test_budget_used_up_between_search_and_decision_shows_nothing(rag):
-    """Another answer to the client may finish after the search: documents found before must not be read."""
+def test_budget_exhausted_between_search_and_decision_removes_all_documents(rag):
+    """Another answer to the client may finish after the search. Documents found before must not be read."""
     limit = only_budget()
     query = Query("When was bridge1 opened?", "ann", k=SOURCES)
     retrieval = asyncio.run(Guard(rag, []).retrieve(query))[0]

@@ -1,4 +1,4 @@
-"""Calibrations: statistics, and the calibration file."""
+"""Calibrations: statistics and the calibration file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MADE = Calibration(
 scores = st.floats(-5, 5).map(lambda x: round(x, 2))
 
 
-def test_attacks_of_which_most_questions_pass_are_named(capsys):
+def test_note_names_attacks_whose_questions_mostly_pass(capsys):
     recall = {a: {"0.01": {"question": [share, 0.0, 1.0]}} for a, share in (("direct", 0.9), ("mba", 0.03))}
     weak = replace(MADE, notes={"recall": recall})
     assert "fewer than half of the questions of these attacks: mba 3 %;" in weak_attacks_note(weak, 0.01)
@@ -106,9 +106,11 @@ def test_threshold_reduction_is_constant_for_client_and_document():
 
 
 def test_threshold_reduction_depends_on_tenant_client_document_and_salt():
-    met = [("t", "anna", "d1"), ("u", "anna", "d1"), ("t", "otto", "d1"), ("t", "anna", "d2"), ("ta", "nna", "d1")]
-    met += [("t", "ann", "ad1"), ("t", 'anna", "d', "1"), ("", "tanna", "d1"), ("t", "ännä", "患者"), ("t", "", "")]
-    drawn = [MADE.threshold_reduction(*m) for m in met] + [replace(MADE, salt="another").threshold_reduction(*met[0])]
+    cases = [("t", "anna", "d1"), ("u", "anna", "d1"), ("t", "otto", "d1"), ("t", "anna", "d2"), ("ta", "nna", "d1")]
+    cases += [("t", "ann", "ad1"), ("t", 'anna", "d', "1"), ("", "tanna", "d1"), ("t", "ännä", "患者"), ("t", "", "")]
+    drawn = [MADE.threshold_reduction(*m) for m in cases] + [
+        replace(MADE, salt="another").threshold_reduction(*cases[0])
+    ]
     assert len(set(drawn)) == len(drawn)
 
 
@@ -142,7 +144,7 @@ def test_no_jitter_gives_no_threshold_reduction():
         ("other", 1000, "embedder 'test'; the present one is 'other'"),
     ],
 )
-def test_stale_with_another_embedder_or_size(fingerprint, documents, says):
+def test_calibration_is_stale_with_another_embedder_or_size(fingerprint, documents, says):
     assert MAX_SIZE_RATIO == 1.25
     assert says in MADE.staleness(fingerprint, documents)
     assert bool(MADE.staleness(fingerprint, documents)) == bool(says)
@@ -260,56 +262,56 @@ def test_concurrent_reader_never_sees_a_partial_file(tmp_path):
     path, wrong, done = tmp_path / "calibration.json", [], threading.Event()
     versions = [replace(MADE, at=str(i), benign=MADE.benign * (1 + 9 * (i % 2))) for i in range(60)]
     write_calibration(path, "default", versions[0])
-    watched = CalibrationFile(path)
+    calibration_file = CalibrationFile(path)
 
-    def look():
+    def poll():
         while not done.is_set():
             try:
-                seen = watched.of("default")
-                wrong.extend([] if seen == versions[int(seen.at)] else [seen])
+                latest = calibration_file.of("default")
+                wrong.extend([] if latest == versions[int(latest.at)] else [latest])
             except Exception as error:
                 wrong.append(error)
 
-    reader = threading.Thread(target=look)
+    reader = threading.Thread(target=poll)
     reader.start()
     for version in versions:
         write_calibration(path, "default", version)
     done.set()
     reader.join()
     assert wrong == []
-    assert watched.of("default") == versions[-1]
+    assert calibration_file.of("default") == versions[-1]
 
 
 def test_file_is_read_again_only_when_it_changes(tmp_path, monkeypatch):
     path, times = tmp_path / "calibration.json", []
     monkeypatch.setattr(calibration, "read_calibrations", lambda p: times.append(p) or read_calibrations(p))
-    watched = CalibrationFile(path)
-    assert watched.of("default") is None
+    calibration_file = CalibrationFile(path)
+    assert calibration_file.of("default") is None
     write_calibration(path, "default", MADE)
     times.clear()
-    assert [watched.of("default") for _ in range(5)] == [MADE] * 5
-    assert watched.of("unknown") is None
+    assert [calibration_file.of("default") for _ in range(5)] == [MADE] * 5
+    assert calibration_file.of("unknown") is None
     assert len(times) == 1
     write_calibration(path, "default", replace(MADE, jitter=0.4))
-    assert watched.of("default").jitter == 0.4
+    assert calibration_file.of("default").jitter == 0.4
     path.write_text("damaged")
     for _ in range(2):
         with pytest.raises(DataError):
-            watched.of("default")
+            calibration_file.of("default")
     write_calibration(tmp_path / "new.json", "default", MADE)
     os.replace(tmp_path / "new.json", path)
-    assert watched.of("default") == MADE
+    assert calibration_file.of("default") == MADE
     path.unlink()
-    assert watched.of("default") is None
+    assert calibration_file.of("default") is None
 
 
-def test_the_table_of_error_rates_fits_on_80_columns_and_no_name_is_cut(monkeypatch):
+def test_table_of_error_rates_fits_80_columns_without_truncated_names(monkeypatch):
     whole = {"question": (1.0, 1.0, 1.0), "document": (1.0, 1.0, 1.0)}
     recall = {"interrogation": {str(rate): whole for rate in RATES}}
     found = replace(MADE, notes={"recall": recall})
     console = Console(width=80)
     monkeypatch.setattr(setup, "out", console)
-    with console.capture() as held:
+    with console.capture() as captured:
         setup._show("mirabel", found, 0.01)
-    (row,) = [line.split() for line in held.get().splitlines() if "interrogation" in line]
+    (row,) = [line.split() for line in captured.get().splitlines() if "interrogation" in line]
     assert row == ["interrogation", *["100", "/", "100"] * 5]

@@ -1,4 +1,4 @@
-"""Fitting of calibrations: use of questions and documents, recall, and too little data."""
+"""Fitting of calibrations: use of questions and documents, recall, and insufficient data."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def corpus(count, seed=0, chunks=1):
     return made
 
 
-def asked(count, seed=9):
-    """Harmless questions with few words."""
+def sample_questions(count, seed=9):
+    """Benign questions with few words."""
     rng = np.random.default_rng(seed)
     return [" ".join(rng.choice(VOCABULARY, int(rng.integers(2, 6)))) + f" {i}?" for i in range(count)]
 
@@ -61,11 +61,11 @@ def asked(count, seed=9):
 def system(tmp_path):
     opened = []
 
-    def make(held):
+    def make(stored):
         index = SqliteIndex(tmp_path / f"{len(opened)}.db")
         rag = Rag(BagOfWords(), index, Parrot())
         opened.append(index)
-        index.add(held, rag.embedder.embed([d.content for d in held]))
+        index.add(stored, rag.embedder.embed([d.content for d in stored]))
         return rag
 
     yield make
@@ -82,8 +82,8 @@ def fit(rag, attacks=None, log=(), settings=SMALL, **options):
 
 
 @pytest.fixture
-def spied(monkeypatch):
-    """Records the data behind weights and distribution: texts of harmless questions, sources of probes."""
+def fit_inputs(monkeypatch):
+    """Records the data used for weights and distribution: texts of benign questions, sources of probes."""
     seen = {}
     real_fit, real_law = module._Fitter.fit_weights, module._Fitter.add_distribution
     real_scores = module._Fitter.probe_scores
@@ -105,45 +105,45 @@ def spied(monkeypatch):
     return seen
 
 
-def test_log_is_split_between_weights_and_distribution(system, spied):
-    log = asked(MIN_LOG + 20)
+def test_log_is_split_between_weights_and_distribution(system, fit_inputs):
+    log = sample_questions(MIN_LOG + 20)
     found = fit(system(corpus(60)), log=log)
-    assert sorted(spied["weights"] + spied["law"]) == sorted(log)
-    assert len(spied["weights"]) == len(spied["law"]) == len(found.benign) == 110
+    assert sorted(fit_inputs["weights"] + fit_inputs["law"]) == sorted(log)
+    assert len(fit_inputs["weights"]) == len(fit_inputs["law"]) == len(found.benign) == 110
     assert found.source == "220 questions of a query log"
 
 
-def test_short_log_is_used_for_the_distribution_only(system, spied):
-    log = asked(MIN_LOG - 1)
+def test_short_log_is_used_for_the_distribution_only(system, fit_inputs):
+    log = sample_questions(MIN_LOG - 1)
     found = fit(system(corpus(60)), log=log)
-    assert spied["law"] == log
-    assert not set(spied["weights"]) & set(log)
-    assert len(spied["weights"]) == 240
+    assert fit_inputs["law"] == log
+    assert not set(fit_inputs["weights"]) & set(log)
+    assert len(fit_inputs["weights"]) == 240
     assert len(found.benign) == MIN_LOG - 1
 
 
 @pytest.mark.parametrize("questions", [240, 60])
-def test_no_synthetic_question_is_used_for_both(system, spied, questions):
-    """Even if there are few: a distribution of questions that the weights were fitted on would be too optimistic."""
+def test_no_synthetic_question_is_used_for_weights_and_distribution(system, fit_inputs, questions):
+    """Also if there are few: a distribution of the questions that fit the weights would be too optimistic."""
     found = fit(system(corpus(60)), settings=replace(SMALL, questions=questions))
-    assert len(spied["weights"]) == len(spied["law"]) == len(found.benign) == questions // 2
+    assert len(fit_inputs["weights"]) == len(fit_inputs["law"]) == len(found.benign) == questions // 2
     assert found.source == f"{questions} synthetic questions"
 
 
-def test_long_log_is_sampled(system, spied):
-    log = asked(900)
+def test_long_log_is_sampled(system, fit_inputs):
+    log = sample_questions(900)
     found = fit(system(corpus(60)), log=log)
-    drawn = spied["weights"] + spied["law"]
+    drawn = fit_inputs["weights"] + fit_inputs["law"]
     assert len(drawn) == len(set(drawn)) == 240
     assert set(drawn) < set(log)
     assert not set(drawn) <= set(log[:400])  # from the whole log
     assert found.source == "240 questions of a query log"
 
 
-def test_recall_is_measured_on_other_documents_than_the_weights(system, spied):
+def test_recall_and_weights_use_different_documents(system, fit_inputs):
     fit(system(corpus(60)), {"direct": Direct()})
-    assert len(spied["fitted"]) == len(spied["recall"]) == 20
-    assert not spied["fitted"] & spied["recall"]
+    assert len(fit_inputs["fitted"]) == len(fit_inputs["recall"]) == 20
+    assert not fit_inputs["fitted"] & fit_inputs["recall"]
 
 
 def test_calibration_is_deterministic_except_salt_and_time(system):
@@ -155,7 +155,7 @@ def test_calibration_is_deterministic_except_salt_and_time(system):
     assert fit(rag, settings=replace(SMALL, seed=8)).benign != first.benign
 
 
-def test_calibration_describes_its_system(system):
+def test_calibration_records_the_properties_of_its_system(system):
     rag = system(corpus(50, chunks=2))
     found = fit(rag)
     assert (found.fingerprint, found.documents, found.k, found.features) == ("bag-of-words", 100, 3, FEATURES)
@@ -176,7 +176,7 @@ def test_index_is_not_changed(system):
 
 
 def test_recall_table_has_every_attack_and_rate(system, tmp_path):
-    found = fit(system(corpus(60)), {"direct": Direct(), "silent": Silent()})
+    found = fit(system(corpus(60)), {"direct": Direct(), "silent": AsksNothing()})
     table = found.notes["recall"]
     assert set(table) == {"direct", REWORDED}  # an attack without questions has no recall
     for rows in table.values():
@@ -195,8 +195,8 @@ def test_recall_table_has_every_attack_and_rate(system, tmp_path):
 
 
 def test_recall_below_the_smallest_attainable_rate_is_zero(system):
-    """119 harmless questions: 1 in 120. ``attainable`` reports it, and the rows are 0, not extrapolated."""
-    found = fit(system(corpus(60)), {"direct": Direct()}, log=asked(119))
+    """119 benign questions allow a rate of 1 in 120, as ``attainable_rate`` reports. Rows below it are 0."""
+    found = fit(system(corpus(60)), {"direct": Direct()}, log=sample_questions(119))
     assert found.threshold(0.005) == np.inf
     assert np.isfinite(found.threshold(0.01))
     assert found.attainable_rate(0.005) == pytest.approx(1 / 120)
@@ -214,7 +214,7 @@ def posts(count):
     return made
 
 
-def test_questions_in_documents_are_taken_as_harmless(system, spied):
+def test_questions_in_documents_are_used_as_benign_questions(system, fit_inputs):
     rag, settings = system(posts(200)), CalibrationSettings(documents=60, questions=160)
     found = fit(rag, settings=settings)
     assert found.labels == ("Patient",) and "120 of them from the documents" in found.source
@@ -233,24 +233,24 @@ def test_questions_in_documents_are_taken_as_harmless(system, spied):
 
 
 def test_a_log_replaces_the_questions_in_documents(system):
-    found = fit(system(posts(60)), log=asked(40))
+    found = fit(system(posts(60)), log=sample_questions(40))
     assert found.labels == ("Patient",) and found.source == "40 questions of a query log"
 
 
-def test_other_documents_have_no_labels(system):
+def test_documents_without_questions_have_no_labels(system):
     assert fit(system(corpus(40))).labels == ()
 
 
 def test_fewer_than_99_questions_cannot_guarantee_1_percent(system):
-    found = fit(system(corpus(60)), log=asked(98))
+    found = fit(system(corpus(60)), log=sample_questions(98))
     assert (len(found.benign), found.notes["judged"]) == (98, 98)
     assert found.threshold(0.01) == np.inf
     assert found.attainable_rate(0.01) == pytest.approx(1 / 99)
-    assert np.isfinite(fit(system(corpus(60)), log=asked(99)).threshold(0.01))
+    assert np.isfinite(fit(system(corpus(60)), log=sample_questions(99)).threshold(0.01))
 
 
-def test_jitter_is_drawn_per_document(system, monkeypatch):
-    """As the guard draws it: of three equally close ones the largest counts, .75 of the width on average."""
+def test_jitter_is_sampled_per_document(system, monkeypatch):
+    """As in the guard: the largest of three equally close documents counts, on average .75 of the width."""
     plain = {}
 
     async def score(mirabel, query, retrieval, learnt):
@@ -258,48 +258,48 @@ def test_jitter_is_drawn_per_document(system, monkeypatch):
         return dict.fromkeys("abc", plain[query.text])
 
     monkeypatch.setattr(Mirabel, "score", score)
-    log = asked(400)
+    log = sample_questions(400)
     found = fit(system(corpus(30)), log=log, settings=replace(SMALL, questions=400))
     law = [plain[text] for text in log[1::2]]
     assert found.jitter == pytest.approx(0.3 * np.std(law))
     assert (np.mean(found.benign) - np.mean(law)) / found.jitter == pytest.approx(0.75, abs=0.06)
 
 
-def nothing(found: Calibration) -> bool:
+def is_empty(found: Calibration) -> bool:
     return found.benign == () and set(found.weights) == {0.0} and found.score((9.0,) * 6) == 0
 
 
 @pytest.mark.parametrize("count", [1, MIN_DOCUMENTS - 1])
 def test_too_few_documents_give_an_empty_calibration_with_a_reason(system, count, tmp_path):
     found = fit(system(corpus(count, chunks=3)))
-    assert nothing(found)
+    assert is_empty(found)
     why = f"too few sources ({count}; a calibration needs at least {MIN_DOCUMENTS})"
     assert found.source == f"{why}; split long files into one file per record, or add documents"
     calibration.write_calibration(tmp_path / "c.json", "default", found)
     assert calibration.read_calibrations(tmp_path / "c.json")["default"] == found
 
 
-def test_minimum_number_of_documents_suffices(system):
-    assert not nothing(fit(system(corpus(MIN_DOCUMENTS))))
+def test_minimum_number_of_documents_is_sufficient(system):
+    assert not is_empty(fit(system(corpus(MIN_DOCUMENTS))))
 
 
-def test_documents_of_other_tenants_do_not_count(system):
+def test_documents_of_other_tenants_are_not_used(system):
     rag = system(corpus(40))
-    held = corpus(MIN_DOCUMENTS - 1, seed=5)
-    rag.index.add(held, rag.embedder.embed([d.content for d in held]), "small")
-    assert nothing(fit(rag, settings=replace(SMALL, tenant="small")))
+    stored = corpus(MIN_DOCUMENTS - 1, seed=5)
+    rag.index.add(stored, rag.embedder.embed([d.content for d in stored]), "small")
+    assert is_empty(fit(rag, settings=replace(SMALL, tenant="small")))
     assert fit(rag, settings=replace(SMALL)).documents == 40
 
 
 @pytest.mark.parametrize("log", [[""], [" \n", "\t"] * 150])
 def test_log_without_questions_gives_an_empty_calibration(system, log):
     found = fit(system(corpus(40)), log=log)
-    assert nothing(found)
+    assert is_empty(found)
     assert "no benign question retrieves its document" in found.source
 
 
 def test_blank_lines_of_a_log_are_skipped(system):
-    log = asked(150)
+    log = sample_questions(150)
     found = fit(system(corpus(40)), log=[*log[:70], "", *log[70:], "  "])
     assert len(found.benign) == 150
 
@@ -312,7 +312,7 @@ def test_documents_without_words_can_be_calibrated(system, text):
 
 
 @dataclass
-class Silent(MembershipAttack):
+class AsksNothing(MembershipAttack):
     """Asks no questions."""
 
     paper: ClassVar[str] = "none"
@@ -322,8 +322,8 @@ class Silent(MembershipAttack):
 
 
 @dataclass
-class Talkative(MembershipAttack):
-    """Asks ten questions, and records the studied texts."""
+class AsksTenQuestions(MembershipAttack):
+    """Asks ten questions and records the studied texts."""
 
     studied: list = field(default_factory=list)
     paper: ClassVar[str] = "none"
@@ -336,14 +336,14 @@ class Talkative(MembershipAttack):
 
 
 def test_questions_per_attack_and_document_are_limited(system, monkeypatch):
-    looked, real = [], module._Fitter.retrieve
+    retrieved_questions, real = [], module._Fitter.retrieve
 
-    async def look(work, questions):
-        looked.extend(questions)
+    async def record_questions(work, questions):
+        retrieved_questions.extend(questions)
         return await real(work, questions)
 
-    monkeypatch.setattr(module._Fitter, "retrieve", look)
-    attack, counts, totals = Talkative(), [], []
+    monkeypatch.setattr(module._Fitter, "retrieve", record_questions)
+    attack, counts, totals = AsksTenQuestions(), [], []
 
     def steps(title, total):
         totals.append(total)
@@ -351,27 +351,27 @@ def test_questions_per_attack_and_document_are_limited(system, monkeypatch):
 
     fit(system(corpus(60)), {"talkative": attack}, steps=steps)
     assert totals == [sum(counts)]
-    by_document = [source for kind, source, _ in looked if kind == "talkative"]
+    by_document = [source for kind, source, _ in retrieved_questions if kind == "talkative"]
     assert len(by_document) == 40 * QUESTIONS_PER_ATTACK
     assert {by_document.count(source) for source in by_document} == {QUESTIONS_PER_ATTACK}
     assert len(attack.studied) == 40
-    assert len({text for kind, _, text in looked if kind == "talkative"}) == len(
+    assert len({text for kind, _, text in retrieved_questions if kind == "talkative"}) == len(
         by_document
     )  # drawn without replacement
-    assert sum(count for count in counts if count > 1) == len(looked)  # embedded
+    assert sum(count for count in counts if count > 1) == len(retrieved_questions)  # embedded
     assert counts.count(1) == 2 * 120 + 120  # scored: benign questions twice, probes of the other half once
 
 
 def test_sources_with_many_chunks_are_scored(system):
-    """After forty chunks of one source, the next documents rank far below."""
+    """After forty chunks of one source, the next documents have much lower scores."""
     alike = [replace(d, id=f"{d.id}.{i}", text=f"{d.text} Part {i}.") for d in corpus(25) for i in range(40)]
     found = fit(system(alike), settings=replace(SMALL, documents=24, questions=60))
     assert len(found.benign) == 30
     assert np.isfinite(found.benign).all()
 
 
-def test_feature_constant_among_harmless_questions_does_not_dominate(system):
-    """Questions of two words share no four-word phrase: the standard deviation of that feature is 0."""
+def test_feature_constant_among_benign_questions_has_no_extreme_weight(system):
+    """Questions of two words share no four-word phrase, so the standard deviation of that feature is 0."""
     rng = np.random.default_rng(3)
     found = fit(system(corpus(60)), {"direct": Direct()}, log=[" ".join(rng.choice(VOCABULARY, 2)) for _ in range(240)])
     phrases = FEATURES.index("phrases")
@@ -382,11 +382,11 @@ def test_feature_constant_among_harmless_questions_does_not_dominate(system):
 
 
 def test_whole_documents_are_joined_from_chunks(system):
-    held = corpus(12, chunks=3)
-    whole = whole_documents(system(held).index, "default", 100, seed=0)
-    assert sorted(d.source for d in whole) == sorted({d.source for d in held})
+    stored = corpus(12, chunks=3)
+    whole = whole_documents(system(stored).index, "default", 100, seed=0)
+    assert sorted(d.source for d in whole) == sorted({d.source for d in stored})
     for document in whole:
-        parts = [d for d in held if d.source == document.source]
+        parts = [d for d in stored if d.source == document.source]
         assert document.text == "\n".join(d.text for d in parts)
         assert (document.id, document.title) == (document.source, parts[0].title)
 

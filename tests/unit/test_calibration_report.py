@@ -37,7 +37,7 @@ HOSTILE = "\"><script>alert(1)</script>'<img src=x onerror=alert(1)>&amp;\x00\x1
 
 
 def recall(**attacks):
-    """Recall by attack: of 200 questions the given number is withheld at each rate, of 100 documents half as many."""
+    """Recall by attack. Of 200 questions the given number is withheld at each rate, of 100 documents half of it."""
     return {
         name: {
             str(r): {"question": proportion(n, 200), "document": proportion(n // 2, 100)}
@@ -73,7 +73,7 @@ def calibration(n=500, **changes):
     return replace(made, **changes)
 
 
-NOTHING = calibration(0, source="12 documents, too few to fit a guard (at least 20 are needed)", notes={})
+EMPTY_CALIBRATION = calibration(0, source="12 documents, too few to fit a guard (at least 20 are needed)", notes={})
 
 
 class Page(HTMLParser):
@@ -111,12 +111,12 @@ class Page(HTMLParser):
         return next(r for r in self.rows if r[0].split()[: len(begins)] == list(begins))
 
 
-def said(page):
+def visible_text(page):
     return re.sub(r"\s+", " ", " ".join(Page(page).text))
 
 
 def banner(page):
-    return said(
+    return visible_text(
         page[page.index('<section class="banner') if '<section class="banner' in page else 0 :].split("</section>")[0]
         + "</section>"
     )
@@ -125,7 +125,7 @@ def banner(page):
 # banner
 
 
-def test_the_banner_states_the_rate_its_basis_and_how_to_change_it():
+def test_banner_states_the_rate_its_basis_and_the_option():
     text = banner(render_html(calibration(), 0.01))
     for part in (
         "at most 1 in 100 benign questions",
@@ -159,7 +159,7 @@ def rag(tmp_path):
 
 
 @pytest.mark.parametrize(("log", "part"), [((), "no user asked them"), (("amber birch",) * 30, "as in the log")])
-def test_the_report_recognizes_the_source_of_the_questions(log, part, rag):
+def test_report_states_the_source_of_the_questions(log, part, rag):
     made = asyncio.run(calibrate(Mirabel(), rag, {}, log, CalibrationSettings(documents=24, questions=40)))
     assert made.benign
     assert part in banner(render_html(made, 0.2))
@@ -171,20 +171,20 @@ def test_the_report_explains_a_calibration_of_too_few_documents(rag):
     assert "could not be fitted: too few sources (5;" in banner(render_html(made, 0.01))
 
 
-def test_without_a_threshold_the_report_says_that_nothing_is_withheld_and_why():
-    page = render_html(NOTHING, 0.01)
+def test_report_without_a_threshold_states_that_nothing_is_withheld_and_why():
+    page = render_html(EMPTY_CALIBRATION, 0.01)
     assert "Nothing is withheld" in banner(page) and "12 documents, too few" in banner(page)
-    assert "at most 1 in" not in said(page) and not {"table", "svg"} & Page(page).tags
+    assert "at most 1 in" not in visible_text(page) and not {"table", "svg"} & Page(page).tags
 
 
-def test_with_too_few_questions_the_report_says_what_to_change():
+def test_report_with_too_few_questions_suggests_a_change():
     text = banner(render_html(calibration(40), 0.01))
     assert "Nothing is withheld" in text and "needs at least 99" in text and "there are 40" in text
     usable = float(re.search(r"significance of at least (\.\d+)", text)[1])
     assert math.isfinite(calibration(40).threshold(usable)) and math.isinf(calibration(40).threshold(usable - 0.0002))
 
 
-def test_between_two_measured_rates_the_lower_one_is_reported():
+def test_recall_between_two_measured_rates_is_that_of_the_lower_rate():
     text = banner(render_html(calibration(), 0.03))
     assert "70 % [63, 76]" in text and "measured at .02; at .03 no fewer" in text  # menta at .02
     assert "known from .002 on; at this rate no more" in banner(render_html(calibration(2000), 0.001))
@@ -195,7 +195,7 @@ def test_between_two_measured_rates_the_lower_one_is_reported():
 
 
 @pytest.mark.parametrize("share", [*RATES, 0.03, 0.29, 1 / 3, 0.0625])
-def test_min_questions_is_the_fewest_with_a_finite_threshold(share):
+def test_min_questions_is_the_smallest_number_with_a_finite_threshold(share):
     n = min_questions(share)
     assert math.isfinite(calibration(n).threshold(share)) and math.isinf(calibration(n - 1).threshold(share))
 
@@ -217,7 +217,7 @@ def test_each_rate_shows_its_cost_and_the_weakest_result():
     assert [r[0].split()[0] for r in page.rows[1:7]] == [f"{r:g}".removeprefix("0") for r in RATES]
 
 
-def test_a_rate_without_enough_questions_is_unavailable_with_a_reason():
+def test_rate_with_too_few_questions_is_unavailable_with_a_reason():
     page = Page(render_html(calibration(150), 0.01))
     assert (
         page.row(".005")[2] == "Unavailable: needs at least 199 benign questions that set the threshold; there are 150"
@@ -228,7 +228,7 @@ def test_a_rate_without_enough_questions_is_unavailable_with_a_reason():
     assert "too few questions" not in Page(render_html(calibration(), 0.01)).text
 
 
-def test_the_table_has_every_figure_with_its_interval_also_from_a_file():
+def test_table_has_all_figures_with_intervals_also_when_read_from_a_file():
     stored = json.loads(json.dumps(asdict(calibration())))
     again = calibration(notes=stored["notes"])
     assert type(again.notes["recall"]["menta"]["0.01"]["question"]) is list
@@ -247,7 +247,7 @@ def test_equal_attacks_are_not_named_as_the_weakest():
 
 def test_weights_are_sorted_and_each_feature_is_explained():
     assert set(FEATURES_EXPLAINED) == set(FEATURES) and all(FEATURES_EXPLAINED.values())
-    text = said(render_html(calibration(), 0.01))
+    text = visible_text(render_html(calibration(), 0.01))
     places = [
         text.index(f"{name} {weight} {FEATURES_EXPLAINED[name]}")
         for name, weight in (("similarity", "2.00"), ("margin", "1.00"), ("gap", ".00"))
@@ -263,7 +263,7 @@ def points(svg, by):
     return [tuple(map(float, pair.split(","))) for pair in d.split(" L")]
 
 
-def test_a_recall_panel_has_a_logarithmic_axis_and_the_right_heights():
+def test_recall_panel_has_a_logarithmic_axis_and_correct_heights():
     view = CalibrationView(calibration(), 0.01)
     svg = next(str(image) for name, _, image in view.panels() if name == "menta")
     question = points(svg, "question")
@@ -281,7 +281,7 @@ def test_a_recall_panel_has_a_logarithmic_axis_and_the_right_heights():
 
 
 @pytest.mark.parametrize("significance", [1e-4, 0.5])
-def test_a_significance_outside_the_rates_is_inside_the_chart(significance):
+def test_marker_of_a_significance_outside_the_rates_is_inside_the_chart(significance):
     view = CalibrationView(calibration(20_000), significance)
     svg = next(str(image) for name, _, image in view.panels() if name == "menta")
     now = float(re.search(r'class="chosen" x1="([\d.]+)"', svg)[1])
@@ -336,7 +336,9 @@ def test_a_histogram_of_few_scores_is_drawn(benign):
 # the whole report
 
 
-@pytest.mark.parametrize("held", [calibration(), calibration(40), calibration(5), NOTHING, calibration(notes={})])
+@pytest.mark.parametrize(
+    "held", [calibration(), calibration(40), calibration(5), EMPTY_CALIBRATION, calibration(notes={})]
+)
 def test_the_report_is_self_contained_and_well_formed(held):
     text = render_html(held, 0.01)
     page = Page(text)
@@ -350,7 +352,7 @@ def test_the_report_is_self_contained_and_well_formed(held):
     assert set(page.values("aria-labelledby") + page.values("aria-describedby")) == set(ids)
 
 
-def test_questions_that_a_model_wrote_stand_beside_scripted_ones_as_measured():
+def test_table_shows_measured_recall_of_scripted_and_model_written_questions():
     path = Path(__file__).parents[2] / "benchmarks/results/real_nfcorpus.json"
     measured = json.loads(path.read_text())["results"]["nfcorpus"]["withheld"]
     for name, shares in WRITTEN.items():
@@ -360,7 +362,7 @@ def test_questions_that_a_model_wrote_stand_beside_scripted_ones_as_measured():
     assert ["menta", "100 % [99, 100]", "81 % [77, 85]"] in Page(render_html(calibration(), 0.01)).rows
 
 
-@pytest.mark.parametrize("held", [calibration(), calibration(40), NOTHING])
+@pytest.mark.parametrize("held", [calibration(), calibration(40), EMPTY_CALIBRATION])
 def test_the_report_does_not_contain_the_salt(held):
     assert held.salt == SALT and SALT[:8] not in render_html(held, 0.01)
 
@@ -370,7 +372,7 @@ def test_hostile_names_are_escaped():
     page = render_html(calibration(source=HOSTILE, fingerprint=HOSTILE, at=HOSTILE, notes={"recall": table}), 0.01)
     page.encode()
     assert not Page(page).tags & {"script", "img"}
-    assert not set("\x00\x1b\u202e") & set(page) and "<script>alert(1)" in said(page)
+    assert not set("\x00\x1b\u202e") & set(page) and "<script>alert(1)" in visible_text(page)
 
 
 def test_an_invalid_significance_is_refused():
@@ -381,11 +383,11 @@ def test_an_invalid_significance_is_refused():
 # the command
 
 
-def test_the_command_writes_a_private_report_beside_each_tenant_s_calibration(tmp_path, monkeypatch):
+def test_command_writes_a_private_report_for_the_calibration_of_each_tenant(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".casemate").mkdir()
-    (tmp_path / ".casemate/calibration.html").touch(0o644)  # from an earlier copy that all could read
-    monkeypatch.setattr(App, "require_documents", lambda app, tenant: None)  # the pages need none
+    (tmp_path / ".casemate/calibration.html").touch(0o644)  # from an earlier version with a permissive mode
+    monkeypatch.setattr(App, "require_documents", lambda app, tenant: None)  # the command needs no documents here
     for tenant in (DEFAULT_TENANT, "a/b"):
         done = CliRunner().invoke(cli, ["calibrate", "--tenant", tenant])
         assert done.exit_code == 0, done.output

@@ -36,7 +36,7 @@ def test_campaigns_and_targets_are_separate(store):
     assert store.failure_counts("c", "on") == (0, 0)
 
 
-def test_the_first_write_wins(store):
+def test_later_writes_do_not_replace_the_first(store):
     store.record_trial("c", "off", TRIAL, SESSION)
     store.record_trial("c", "off", Trial("d1", True, (9.0, 9.0), 0), ())
     assert store.trials("c", "off") == {"d1": TRIAL}
@@ -50,7 +50,7 @@ def test_an_empty_reply_is_stored(store):
     assert store.get_reply("k") == ""
 
 
-def test_everything_persists_after_reopening(store):
+def test_trials_and_replies_persist_after_reopening(store):
     store.record_trial("c", "off", TRIAL, SESSION)
     store.put_reply("k", "text")
     with CampaignStore(store.path) as again:
@@ -61,12 +61,12 @@ def test_everything_persists_after_reopening(store):
 def test_only_the_owner_can_read_the_file(store):
     store.put_reply("k", "text")
     files = [*store.path.parent.iterdir()]
-    assert len(files) >= 2  # the write-ahead log is one of them
+    assert len(files) >= 2  # includes the write-ahead log
     for path in (store.path.parent, *files):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path):
+def test_file_of_another_program_is_refused(tmp_path):
     (tmp_path / "text").write_text("this is a text, and it is long enough to be read as a header of a file" * 20)
     with pytest.raises(DataError, match="no campaign store"):
         CampaignStore(tmp_path / "text")
@@ -78,13 +78,13 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
     assert sqlite3.connect(tmp_path / "other").execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
-def test_another_format_is_refused(store):
+def test_unknown_format_version_is_refused(store):
     store._db.execute("PRAGMA user_version = 99")
     with pytest.raises(DataError, match="format 99"):
         CampaignStore(store.path)
 
 
-def test_failures_are_described(tmp_path, store):
+def test_database_errors_are_reported_with_context(tmp_path, store):
     (tmp_path / "file").write_text("")
     with pytest.raises(BackendError, match="cannot create the campaign store"):
         CampaignStore(tmp_path / "file" / "campaigns.db")
@@ -94,7 +94,7 @@ def test_failures_are_described(tmp_path, store):
 
 
 def write(path, start, number):
-    """One of several processes that start at the same time."""
+    """The work of one of several processes that start simultaneously."""
     start.wait()
     with CampaignStore(path) as store:
         for i in range(150):
@@ -103,7 +103,7 @@ def write(path, start, number):
             store.put_reply(f"k{i}", f"reply of {number}")
 
 
-def test_concurrent_processes_lose_nothing(tmp_path):
+def test_no_write_of_concurrent_processes_is_lost(tmp_path):
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(4)
     writers = [context.Process(target=write, args=(tmp_path / "campaigns.db", start, n)) for n in range(4)]

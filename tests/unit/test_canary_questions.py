@@ -1,4 +1,4 @@
-"""Questions that rules write about a sentence."""
+"""Canary questions that rules generate from a sentence."""
 
 import re
 
@@ -35,7 +35,7 @@ OPENINGS = re.compile(
         ("Dr Ivo Tansley repairs the old harbor clock.", "Who repairs the old harbor clock?", "Dr Ivo Tansley"),
     ],
 )  # fmt: skip
-def test_a_sentence_of_certain_structure_gives_one_question(sentence, query, answer):
+def test_sentence_of_supported_structure_gives_one_question(sentence, query, answer):
     (found,) = fact_questions(sentence)
     assert (found.query, found.answer) == (query, answer)
 
@@ -43,20 +43,20 @@ def test_a_sentence_of_certain_structure_gives_one_question(sentence, query, ans
 @pytest.mark.parametrize(
     "sentence",
     [
-        "It was built in 1871 by the harbor council of the town.",  # it: which one?
-        "The study was completed in 1998 with all patients.",  # which study?
+        "It was built in 1871 by the harbor council of the town.",  # ambiguous subject: it
+        "The study was completed in 1998 with all patients.",  # ambiguous subject: the study
         "The harbor tour lasts 40 to 60 minutes in summer.",  # a range
         "The old ferry was sold in 1901 after repairs in 1898.",  # two years
-        "When the ferry was sold in 1901, the town mourned it.",  # a clause first
-        "Harbor tour: 40 minutes; ferry: 20 minutes; walk: 60 minutes.",  # no sentence
+        "When the ferry was sold in 1901, the town mourned it.",  # starts with a clause
+        "Harbor tour: 40 minutes; ferry: 20 minutes; walk: 60 minutes.",  # not a sentence
         "The ferry is not closed in 1901 to all island visitors of the town.",
     ],
 )
-def test_a_doubtful_sentence_gives_no_question(sentence):
+def test_ambiguous_sentence_gives_no_question(sentence):
     assert fact_questions(sentence) == []
 
 
-def test_a_question_for_the_only_number_names_what_stands_beside_it():
+def test_question_about_the_only_number_names_the_phrases_next_to_it():
     phrases = ["the old ferryman", "the harbor council"]
     assert connected_questions("12 weeks or 14 weeks on the harbor council.", "Ferries", phrases) == []
     assert connected_questions("About 12 to 14 weeks on the harbor council.", "Ferries", phrases) == []
@@ -65,7 +65,7 @@ def test_a_question_for_the_only_number_names_what_stands_beside_it():
     assert found.query == "Which year is mentioned together with the old ferryman and the harbor council?"
 
 
-def test_phrases_end_where_grammar_shows_it():
+def test_noun_phrases_end_at_grammatical_boundaries():
     assert noun_phrases("The machine takes coins.") == []
     assert noun_phrases("A crowd stood silent at the gate.") == []
     assert noun_phrases("We aim to absorb red anthocyanins.") == []
@@ -74,7 +74,7 @@ def test_phrases_end_where_grammar_shows_it():
     assert noun_phrases("Priya Natarajan repairs the lower gate.") == ["Priya Natarajan", "the lower gate"]
 
 
-def test_drafts_of_the_clinic_read_as_english():
+def test_drafts_for_the_clinic_are_well_formed_english():
     import numpy as np
 
     pages = [Document(p.name, p.read_text(encoding="utf-8"), title=p.stem) for p in sorted(PAGES.glob("*.md"))]
@@ -88,7 +88,7 @@ def test_drafts_of_the_clinic_read_as_english():
         assert query.rstrip("?.").rpartition(" ")[2].lower() not in STOP_WORDS, query
 
 
-def test_the_words_of_each_phrase_are_compared_once(monkeypatch):
+def test_words_of_each_phrase_are_computed_once(monkeypatch):
     """Otherwise one long sentence of a document takes minutes."""
     phrases = [f"the {a}{b} bridge {b}{a}" if a == b else f"{a}{b}" for a in "bdfg" for b in "klmn"] + ["bk", "old bdk"]
     read = list[str]()

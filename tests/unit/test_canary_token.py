@@ -25,12 +25,12 @@ class Reader(Piecewise):
     answer: object = staticmethod(lambda prompt: LONG)
 
 
-def repeats(prompt):
-    """The reply of a model that repeats its context."""
+def repeat_context(prompt):
+    """Repeats the context as a model might."""
     return "Here it is:\n\n" + "\n\n".join(d.text for d in prompt.context)
 
 
-def probed(prompt):
+def is_probe(prompt):
     return "made-up words" in prompt.question
 
 
@@ -47,7 +47,7 @@ def body(store):
 
 
 def tokens(prompt):
-    """The token of each chunk in a prompt by id."""
+    """Returns the token of each chunk in a prompt by chunk id."""
     return {d.id: TOKEN.findall(d.text)[0] for d in prompt.context}
 
 
@@ -81,28 +81,28 @@ class TestPrompt:
         assert (reader.prompts[0].question, reader.prompts[0].instructions) == ("amber heron", guard.rag.instructions)
 
     def test_observe_mode_inserts_no_tokens(self, make):
-        guard, store = make(reader := Reader(repeats), enforce=False)
+        guard, store = make(reader := Reader(repeat_context), enforce=False)
         answer = asyncio.run(guard.ask(Query("amber heron")))
-        assert answer.text == repeats(reader.prompts[0])
+        assert answer.text == repeat_context(reader.prompts[0])
         assert not TOKEN.search(answer.text) and not store.events
 
 
 class TestAnswerWithToken:
     def test_is_cut_without_a_notice(self, make):
-        guard, store = make(reader := Reader(repeats))
+        guard, store = make(reader := Reader(repeat_context))
         answer = asyncio.run(guard.ask(Query("amber heron", client="mallory", id="r7")))
         assert answer.text == UNKNOWN
         assert reader.closed == 1 and reader.written < 30  # the model stops
-        noted = body(store)
-        assert (noted["flagged"], noted["action"], noted["client"], noted["request"]) == (
+        verdict_body = body(store)
+        assert (verdict_body["flagged"], verdict_body["action"], verdict_body["client"], verdict_body["request"]) == (
             True,
             Action.WITHHOLD,
             "mallory",
             "r7",
         )
-        assert noted["evidence"]["leaked"] == reader.prompts[0].context[0].id
-        assert noted["evidence"]["ended"] == "cut"
-        assert (noted["defense"], noted["enforced"], noted["tenant"], noted["k"]) == (
+        assert verdict_body["evidence"]["leaked"] == reader.prompts[0].context[0].id
+        assert verdict_body["evidence"]["ended"] == "cut"
+        assert (verdict_body["defense"], verdict_body["enforced"], verdict_body["tenant"], verdict_body["k"]) == (
             "canary_token",
             True,
             "default",
@@ -141,15 +141,15 @@ class TestAnswerWithToken:
         assert endless.closed
 
     def test_keeps_the_text_sent_before(self, make):
-        said = "The heron is a bird that nests in reeds, and it comes back to the same place each year. " * 3
-        guard, store = make(reader := Reader(lambda p: said + p.context[1].text))
+        beginning = "The heron is a bird that nests in reeds, and it comes back to the same place each year. " * 3
+        guard, store = make(reader := Reader(lambda p: beginning + p.context[1].text))
         out = asyncio.run(guard.ask(Query("amber heron"))).text
-        assert said.startswith(out) and len(out) > len(said) / 2
+        assert beginning.startswith(out) and len(out) > len(beginning) / 2
         assert body(store)["flagged"]
 
     @pytest.mark.parametrize("size", [1, 8, 100, 10_000])
     def test_contains_no_part_of_the_token(self, make, size):
-        guard, _ = make(reader := Reader(lambda p: LONG + repeats(p), size))
+        guard, _ = make(reader := Reader(lambda p: LONG + repeat_context(p), size))
         out = asyncio.run(join_stream(guard.stream(Query("amber heron"))))
         assert (LONG + "Here it is:\n\n").startswith(out) or (size > len(LONG) and out == UNKNOWN)
         assert not any(word in out for token in tokens(reader.prompts[0]).values() for word in token.split())
@@ -183,7 +183,7 @@ class TestLegitimateAnswer:
         piece, written = asyncio.run(first())
         assert LONG.startswith(piece) and written * reader.size < 120 < len(LONG)
 
-    def test_without_a_context_passes_and_is_not_recorded(self):
+    def test_without_a_context_is_unchanged_and_not_recorded(self):
         defense = CanaryToken(store=Memory(), oracle_share=1)
         stream = defense.on_generate(Reader()).stream(Prompt("q", (), ""))
         assert asyncio.run(join_stream(stream)) == LONG
@@ -192,7 +192,7 @@ class TestLegitimateAnswer:
 
 class TestConcurrentRequests:
     def test_do_not_mix_tokens_or_clients(self, make):
-        guard, store = make(reader := Reader(lambda p: repeats(p) if "stolen" in p.question else LONG))
+        guard, store = make(reader := Reader(lambda p: repeat_context(p) if "stolen" in p.question else LONG))
         queries = [Query(f"amber {'stolen' if i % 3 == 0 else 'heron'} {i % 2}", client=f"c{i}") for i in range(24)]
 
         async def all_at_once():
@@ -202,14 +202,14 @@ class TestConcurrentRequests:
             return await join_stream(guard.stream(query))
 
         asyncio.run(all_at_once())
-        noted = {e.body["request"]: e.body for e in store.events}
-        assert len(noted) == 24
+        verdict_body = {e.body["request"]: e.body for e in store.events}
+        assert len(verdict_body) == 24
         for query in queries:
-            assert noted[query.id]["client"] == query.client
-            assert noted[query.id]["flagged"] == ("stolen" in query.text)
+            assert verdict_body[query.id]["client"] == query.client
+            assert verdict_body[query.id]["flagged"] == ("stolen" in query.text)
         assert len({t for p in reader.prompts for t in tokens(p).values()}) == 24 * 5
 
-    def test_can_be_interleaved_in_one_task(self, make):
+    def test_can_be_interleaved_in_one_asyncio_task(self, make):
         guard, store = make(Reader())
         queries = [Query("amber heron", client=name) for name in "ab"]
 
@@ -224,7 +224,7 @@ class TestConcurrentRequests:
         assert {e.body["request"]: e.body["client"] for e in store.events} == {q.id: q.client for q in queries}
 
     def test_answer_to_another_question_has_no_client(self, make):
-        guard, store = make(Reader(repeats))
+        guard, store = make(Reader(repeat_context))
 
         async def another():
             await guard.retrieve(Query("amber heron", client="alice"))
@@ -236,7 +236,7 @@ class TestConcurrentRequests:
 
 
 class TestSecondPath:
-    def noted(self, make, answer, share=1.0):
+    def verdict_body(self, make, answer, share=1.0):
         guard, store = make(reader := Reader(answer), oracle_share=share)
         text = asyncio.run(guard.ask(Query("amber heron"))).text
         assert text == LONG
@@ -244,24 +244,35 @@ class TestSecondPath:
         return body(store), reader
 
     def test_requests_the_token_after_the_same_question_and_context(self, make):
-        noted, reader = self.noted(make, lambda p: tokens(p)[p.context[0].id].upper() if probed(p) else LONG)
-        answer, probe = sorted(reader.prompts, key=probed)
+        verdict_body, reader = self.verdict_body(
+            make, lambda p: tokens(p)[p.context[0].id].upper() if is_probe(p) else LONG
+        )
+        answer, probe = sorted(reader.prompts, key=is_probe)
         assert probe.question.startswith("amber heron\n\n")
         assert (probe.context, probe.instructions) == (answer.context, answer.instructions)
-        assert (noted["evidence"]["oracle"], noted["score"], noted["flagged"]) == ("passed", 0.0, False)
+        assert (verdict_body["evidence"]["oracle"], verdict_body["score"], verdict_body["flagged"]) == (
+            "passed",
+            0.0,
+            False,
+        )
 
-    def test_failure_is_evidence_and_blocks_nothing(self, make):
-        noted, _ = self.noted(make, lambda p: "I see no such words." if probed(p) else LONG)
-        assert noted["evidence"]["oracle"] == "failed"
-        assert (noted["score"], noted["threshold"], noted["flagged"], noted["action"]) == (0.5, 0.5, False, Action.NONE)
+    def test_failure_is_recorded_as_evidence_without_an_action(self, make):
+        verdict_body, _ = self.verdict_body(make, lambda p: "I see no such words." if is_probe(p) else LONG)
+        assert verdict_body["evidence"]["oracle"] == "failed"
+        assert (verdict_body["score"], verdict_body["threshold"], verdict_body["flagged"], verdict_body["action"]) == (
+            0.5,
+            0.5,
+            False,
+            Action.NONE,
+        )
 
     def test_is_short(self, make):
-        _, reader = self.noted(make, lambda p: "no " * 5000 if probed(p) else LONG)
+        _, reader = self.verdict_body(make, lambda p: "no " * 5000 if is_probe(p) else LONG)
         assert reader.written * reader.size < len(LONG) + 300
 
-    def test_error_costs_no_answer_and_is_no_evidence(self, make, caplog):
+    def test_error_does_not_affect_the_answer_and_is_not_evidence(self, make, caplog):
         def answer(prompt):
-            if probed(prompt):
+            if is_probe(prompt):
                 raise BackendError("down", backend="fake", retryable=True)
             return LONG
 
@@ -270,14 +281,16 @@ class TestSecondPath:
         assert (body(store)["evidence"]["oracle"], body(store)["score"]) == ("broke off", 0.0)
         assert "the second path of canary_token failed: BackendError" in caplog.text
 
-    def test_is_cancelled_when_the_answer_is_cut(self, make):
-        guard, store = make(reader := Reader(lambda p: LONG * 1000 if probed(p) else repeats(p), 1), oracle_share=1.0)
+    def test_is_canceled_when_the_answer_is_cut(self, make):
+        guard, store = make(
+            reader := Reader(lambda p: LONG * 1000 if is_probe(p) else repeat_context(p), 1), oracle_share=1.0
+        )
         assert asyncio.run(guard.ask(Query("amber heron"))).text == UNKNOWN
         assert body(store)["evidence"]["oracle"] == "not asked"
         assert reader.closed == 2
 
     def test_runs_for_a_pseudorandom_share_of_the_requests(self, make):
-        self.noted(make, lambda p: LONG, share=0.0)
+        self.verdict_body(make, lambda p: LONG, share=0.0)
         prompt = Prompt("q", (Document("a", "text"),), "")
         defense = CanaryToken(secret=KEY, oracle_share=0.2)
 
@@ -295,43 +308,43 @@ class TestSecondPath:
 
 
 class TestVerdictLog:
-    def test_records_an_answer_that_the_client_abandons(self, make):
+    def test_records_an_answer_that_the_client_aborts(self, make):
         guard, store = make(reader := Reader(lambda p: LONG * 50), oracle_share=1.0)
 
-        async def leave():
+        async def close_early():
             stream = guard.stream(Query("amber heron"))
             await anext(stream)
             await stream.aclose()
-            while not store.events:  # the generator's stream is closed when the guard's is collected
+            while not store.events:  # the generator's stream is closed when the guard's stream is garbage-collected
                 await asyncio.sleep(0)
 
-        asyncio.run(leave())
+        asyncio.run(close_early())
         assert (body(store)["evidence"]["ended"], reader.closed) == ("broke off", 2)
         assert reader.written < 500
 
     def test_records_an_answer_that_the_model_interrupts(self, make):
         @dataclass
-        class Breaks(Reader):
+        class InterruptedReader(Reader):
             async def stream(self, prompt):
                 yield LONG
                 raise BackendError("down", backend="fake", retryable=True)
 
-        guard, store = make(Breaks())
+        guard, store = make(InterruptedReader())
         with pytest.raises(BackendError):
             asyncio.run(guard.ask(Query("amber heron")))
         assert (body(store)["evidence"]["ended"], body(store)["flagged"]) == ("broke off", False)
 
-    def test_failing_store_does_not_cost_the_answer(self, make, caplog):
-        class Closed(Memory):
+    def test_failing_store_does_not_affect_the_answer(self, make, caplog):
+        class FailingStore(Memory):
             def append(self, event):
                 raise BackendError("closed", backend="memory", retryable=False)
 
-        guard, _ = make(Reader(), store=Closed())
+        guard, _ = make(Reader(), store=FailingStore())
         assert asyncio.run(guard.ask(Query("amber heron"))).text == LONG
         assert "a verdict of canary_token was not appended" in caplog.text
 
     def test_contains_no_question_text_token_or_secret(self, make, caplog):
-        guard, store = make(reader := Reader(repeats))
+        guard, store = make(reader := Reader(repeat_context))
         asyncio.run(guard.ask(Query("amber private words")))
         kept = json.dumps(body(store)) + repr(guard.defenses[0]) + caplog.text
         secrets = ["private", KEY, *tokens(reader.prompts[0]).values(), reader.prompts[0].context[0].text]
@@ -339,21 +352,21 @@ class TestVerdictLog:
 
 
 class TestLeakedText:
-    def asked(self, make):
+    def ask_as_three_clients(self, make):
         guard, store = make(reader := Reader())
         for name in ("alice", "bob", "carol"):
             asyncio.run(guard.ask(Query("amber heron", client=name)))
         return store, reader
 
     def test_is_traced_to_request_and_chunk(self, make):
-        store, reader = self.asked(make)
+        store, reader = self.ask_as_three_clients(make)
         chunk, token = list(tokens(reader.prompts[1]).items())[2]
         (found,) = CanaryToken(secret=KEY, store=store).trace(f"Stolen: {base64.b64encode(token.encode()).decode()}")
         assert (found["client"], found["chunk"]) == ("bob", chunk)
         assert found["request"] == store.events[1].body["request"]
 
     def test_is_not_traced_without_the_secret_or_the_events(self, make):
-        store, reader = self.asked(make)
+        store, reader = self.ask_as_three_clients(make)
         text = "\n".join(tokens(reader.prompts[0]).values())
         assert len(CanaryToken(secret=KEY, store=store).trace(text)) == 5
         assert CanaryToken(secret=Secret("another key of many characters"), store=store).trace(text) == []

@@ -28,7 +28,7 @@ def test_copy_from_the_middle_of_a_chunk_contains_a_token():
     st.integers(50, 90),
     st.integers(0, 120),
 )
-def test_insertion_changes_nothing_else(text, spacing, lead):
+def test_text_without_the_tokens_is_unchanged(text, spacing, lead):
     token = "zakeno mirodo pilafe"
     done = insert_token(text, token, spacing, lead)
     bare = [part for part in re.split(rf"(?:\n\n)?{token}(?:\n\n)?", done)]
@@ -48,7 +48,7 @@ def test_tokens_are_inserted_between_sentences():
 @pytest.mark.parametrize(
     "options", [{"secret": Secret("short")}, {"spacing": 10}, {"lead": -1}, {"oracle_share": 1.1}, {"oracle_share": -1}]
 )
-def test_refuses_options_out_of_range(options):
+def test_options_out_of_range_are_refused(options):
     with pytest.raises(ConfigError, match="canary_token") as error:
         CanaryToken(**options)
     assert "short'" not in str(error.value)

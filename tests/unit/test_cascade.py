@@ -24,8 +24,8 @@ V = 7
 
 
 @st.composite
-def laws(draw_, size=V):
-    """From uniform to nearly certain, some with zeros."""
+def distributions(draw_, size=V):
+    """From uniform to nearly deterministic, some with zeros."""
     raw = np.array(draw_(st.lists(st.floats(0, 1), min_size=size, max_size=size)))
     raw = raw ** draw_(st.sampled_from([0.5, 1, 4, 20])) + draw_(st.sampled_from([0.0, 1e-3]))
     return raw / raw.sum() if raw.sum() > 1e-9 else np.full(size, 1 / size)
@@ -35,20 +35,20 @@ COPIES = st.lists(st.lists(st.integers(0, V - 1), min_size=1, max_size=4, unique
 RULE = st.builds(DeferralRule, st.sampled_from(RULES), st.floats(0, 0.9), st.floats(1, 9.9))
 
 
-def settled(q, pi):
-    """The distribution of the token at one position, over all tokens that may be drafted."""
+def accepted_distribution(q, pi):
+    """Returns the distribution of the token at one position, over all tokens that may be drafted."""
     kept = np.array([q[v] * acceptance_probability(pi, q, v) for v in range(len(q))])
     return kept + (1 - kept.sum()) * residual_distribution(pi, q)
 
 
-@given(laws(), laws(), COPIES, RULE)
+@given(distributions(), distributions(), COPIES, RULE)
 def test_accepted_and_resampled_tokens_have_the_target_distribution(q, p, copies, rule):
     pi = target_distribution(q, p, rule.deferred(q, p, copies))
     assert pi.sum() == pytest.approx(1)
-    assert settled(q, pi) == pytest.approx(pi, abs=1e-9)
+    assert accepted_distribution(q, pi) == pytest.approx(pi, abs=1e-9)
 
 
-@given(laws(), laws(), st.lists(st.booleans(), min_size=V, max_size=V))
+@given(distributions(), distributions(), st.lists(st.booleans(), min_size=V, max_size=V))
 def test_target_distribution_equals_its_definition(q, p, mask):
     r = np.array(mask)
     expected = [q[v] * (1 - r[v]) + p[v] * sum(r[w] * q[w] for w in range(V)) for v in range(V)]
@@ -57,7 +57,7 @@ def test_target_distribution_equals_its_definition(q, p, mask):
     assert np.array_equal(target_distribution(q, p, np.full(V, False)), q)
 
 
-@given(laws(), laws(), COPIES, st.floats(0, 0.9), st.floats(1, 9.9))
+@given(distributions(), distributions(), COPIES, st.floats(0, 0.9), st.floats(1, 9.9))
 def test_copy_token_probability_is_bounded_by_the_reference(q, p, copies, alpha, bound):
     rule = DeferralRule("token_copy", alpha, bound)
     pi = target_distribution(q, p, rule.deferred(q, p, copies))
@@ -66,22 +66,22 @@ def test_copy_token_probability_is_bounded_by_the_reference(q, p, copies, alpha,
 
 
 def test_copy_bound_is_necessary_and_nearly_tight():
-    """If many tokens are equally probable for the reference, the draft's copy tokens would pass without a bound."""
-    rng, over, most = np.random.default_rng(3), 0, 0.0
+    """If the reference distribution is flat, the draft's copy tokens would be accepted without a bound."""
+    rng, exceeding, most = np.random.default_rng(3), 0, 0.0
     for _ in range(2000):
         q, p = rng.dirichlet(np.full(V, 0.3)), rng.dirichlet(np.full(V, 8.0))
         copies = [rng.choice(V, 3, replace=False)]
         rule = DeferralRule("token_copy", 0.8, 1.5)
         free = target_distribution(q, p, rule.deferred(q, p, ()))
-        held = target_distribution(q, p, rule.deferred(q, p, copies))
-        over += bool((free[copies[0]] > 2.5 * p[copies[0]]).any())
-        most = max(most, float((held[copies[0]] / p[copies[0]]).max()))
-    assert over > 500
+        bounded = target_distribution(q, p, rule.deferred(q, p, copies))
+        exceeding += bool((free[copies[0]] > 2.5 * p[copies[0]]).any())
+        most = max(most, float((bounded[copies[0]] / p[copies[0]]).max()))
+    assert exceeding > 500
     assert 2.0 < most <= 2.5
 
 
-@given(laws(), laws(), COPIES, st.floats(0, 0.9), st.floats(1, 9.9))
-def test_kept_draft_has_a_copy_ratio_within_the_bound(q, p, copies, alpha, bound):
+@given(distributions(), distributions(), COPIES, st.floats(0, 0.9), st.floats(1, 9.9))
+def test_accepted_draft_has_a_copy_ratio_within_the_bound(q, p, copies, alpha, bound):
     ratio = copy_ratio(q, p, copies)
     if not DeferralRule("paper", alpha, bound).deferred(q, p, copies).any():
         assert ratio <= bound + 1e-9
@@ -89,8 +89,8 @@ def test_kept_draft_has_a_copy_ratio_within_the_bound(q, p, copies, alpha, bound
         assert ratio <= bound + 1 + 1e-9
 
 
-@given(laws(), laws(), COPIES, st.floats(0, 0.9), st.floats(1, 9.9))
-def test_deferral_rules_equal_the_papers(q, p, copies, alpha, bound):
+@given(distributions(), distributions(), COPIES, st.floats(0, 0.9), st.floats(1, 9.9))
+def test_deferral_rules_equal_those_of_the_papers(q, p, copies, alpha, bound):
     tv = sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2
     ratios = [(sum(q[t] for t in c) + 1e-6) / (sum(p[t] for t in c) + 1e-6) for c in copies]
     ratio = min(max(ratios), 10) if ratios else 0
@@ -104,20 +104,20 @@ def test_deferral_rules_equal_the_papers(q, p, copies, alpha, bound):
         if abs(margin) > 1e-9:
             assert DeferralRule(name, alpha, bound).deferred(q, p, copies).tolist() == [margin > 0] * V
     for v in range(V):
-        favourite = p[v] >= (1 - alpha) * max(p)
+        is_likely = p[v] >= (1 - alpha) * max(p)
         copied = any(v in c and q[v] > bound * p[v] for c in copies)
-        assert DeferralRule("token_copy", alpha, bound).deferred(q, p, copies)[v] == (not favourite or copied)
+        assert DeferralRule("token_copy", alpha, bound).deferred(q, p, copies)[v] == (not is_likely or copied)
 
 
-def test_paper_rule_penalizes_harmless_copies_and_excess_does_not():
-    law = softmax(np.arange(V, dtype=float))
+def test_paper_rule_penalizes_equal_distributions_and_excess_rule_does_not():
+    token_distribution = softmax(np.arange(V, dtype=float))
     copies = [np.array([V - 1])]
-    assert DeferralRule("paper").deferred(law, law, copies).all()
-    assert not DeferralRule("excess").deferred(law, law, copies).any()
-    assert not DeferralRule("paper").deferred(law, law, ()).any()
+    assert DeferralRule("paper").deferred(token_distribution, token_distribution, copies).all()
+    assert not DeferralRule("excess").deferred(token_distribution, token_distribution, copies).any()
+    assert not DeferralRule("paper").deferred(token_distribution, token_distribution, ()).any()
 
 
-@given(laws(), laws())
+@given(distributions(), distributions())
 def test_total_variation_is_half_the_l1_distance(p, q):
     assert total_variation(p, q) == pytest.approx(np.abs(p - q).sum() / 2, abs=1e-12)
     assert total_variation(p, p) == 0
@@ -132,12 +132,12 @@ def test_copy_ratio_is_the_maximum_over_chunks_and_clipped():
 
 
 def test_sampled_tokens_follow_the_distribution():
-    law = np.array([0.0, 0.2, 0.0, 0.5, 0.3, 0.0], np.float32)
+    token_distribution = np.array([0.0, 0.2, 0.0, 0.5, 0.3, 0.0], np.float32)
     rng = np.random.default_rng(1)
-    counts = np.bincount([sample_token(law, u) for u in rng.random(20_000)], minlength=6)
+    counts = np.bincount([sample_token(token_distribution, u) for u in rng.random(20_000)], minlength=6)
     assert counts[[0, 2, 5]].sum() == 0
-    assert counts / 20_000 == pytest.approx(law, abs=0.015)
-    assert sample_token(law, np.nextafter(1, 0)) == 4
+    assert counts / 20_000 == pytest.approx(token_distribution, abs=0.015)
+    assert sample_token(token_distribution, np.nextafter(1, 0)) == 4
     assert sample_token(np.array([0.0, 1.0, 0.0]), 0.0) == 1
 
 
@@ -149,9 +149,9 @@ def test_softmax_is_stable_for_any_size_and_temperature():
 
 
 def test_equal_distributions_leave_no_residual():
-    law = np.array([0.5, 0.5])
-    assert residual_distribution(law, law).tolist() == [0.5, 0.5]
-    assert acceptance_probability(law, law, 0) == 1
+    token_distribution = np.array([0.5, 0.5])
+    assert residual_distribution(token_distribution, token_distribution).tolist() == [0.5, 0.5]
+    assert acceptance_probability(token_distribution, token_distribution, 0) == 1
     assert acceptance_probability(np.array([0.5, 0.5]), np.array([1.0, 0.0]), 1) == 0
 
 

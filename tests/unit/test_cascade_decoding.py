@@ -1,4 +1,4 @@
-"""Distributions of whole answers, on toy models whose answers can be enumerated."""
+"""Distributions of complete answers, on toy models whose answers can be enumerated."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def finished(decoding):
     return tuple(decoding.tokens)
 
 
-def outcomes(make, monkeypatch):
-    """The exact distribution of answers, by enumerating the outcomes of all draws."""
-    law = defaultdict(float)
+def answer_distribution(make, monkeypatch):
+    """Returns the exact distribution of answers by enumerating the outcomes of all random draws."""
+    distribution = defaultdict(float)
     pending = [[]]
     while pending:
         script = pending.pop()
@@ -67,24 +67,24 @@ def outcomes(make, monkeypatch):
             return script[at - 1]
 
         monkeypatch.setattr(module, "sample_token", chosen)
-        law[finished(make())] += chance
-    return dict(law)
+        distribution[finished(make())] += chance
+    return dict(distribution)
 
 
-def naive_copies(chunks, said, run, budget):
-    """The copy tokens of each chunk being copied, by trying all substrings."""
-    said = [token for token in said if token != V - 1]
+def naive_copies(chunks, generated, run, budget):
+    """Returns the copy tokens of each chunk that is being copied, by trying all substrings."""
+    generated = [token for token in generated if token != V - 1]
 
     def quoted(chunk):
-        spans = [(i, j) for i in range(len(said)) for j in range(i + 3, len(said) + 1)]
-        return len({t for i, j in spans if _occurs(said[i:j], chunk) for t in range(i, j)})
+        spans = [(i, j) for i in range(len(generated)) for j in range(i + 3, len(generated) + 1)]
+        return len({t for i, j in spans if _occurs(generated[i:j], chunk) for t in range(i, j)})
 
     found = {}
     for z, chunk in enumerate(chunks):
-        if budget is not None and (quoted(chunk) >= budget or _common(said, chunk) >= max(budget, len(chunk))):
+        if budget is not None and (quoted(chunk) >= budget or _common(generated, chunk) >= max(budget, len(chunk))):
             found[z] = set(chunk)
-        elif len(said) >= run and _occurs(said[len(said) - run :], chunk):
-            found[z] = {v for v in range(V) if _occurs([*said[len(said) - run :], v], chunk)}
+        elif len(generated) >= run and _occurs(generated[len(generated) - run :], chunk):
+            found[z] = {v for v in range(V) if _occurs([*generated[len(generated) - run :], v], chunk)}
     return found
 
 
@@ -92,26 +92,26 @@ def _occurs(part, text):
     return any(list(text[i : i + len(part)]) == list(part) for i in range(len(text) - len(part) + 1))
 
 
-def _common(said, chunk):
-    """Length of the longest common subsequence, by trying all subsequences of the chunk."""
+def _common(generated, chunk):
+    """Returns the length of the longest common subsequence, by trying all subsequences of the chunk."""
     for size in range(len(chunk), 0, -1):
         for part in itertools.combinations(chunk, size):
-            rest = iter(said)
+            rest = iter(generated)
             if all(token in rest for token in part):
                 return size
     return 0
 
 
-def oracle(settings, said, run, budget, prompt=PROMPT):
-    """Pi after a prefix, by definition; the reference's distribution; and the copy tokens."""
+def oracle(settings, generated, run, budget, prompt=PROMPT):
+    """Returns pi after a prefix by definition, the distribution of the reference, and the copy tokens."""
     draft, reference = Toy(1), Toy(2)
     chunks = [reference.tokens(d.text) for d in prompt.context]
-    before = [said[:i] for i in range(len(said) + 1)]
-    now = naive_copies(chunks, said, run, budget)
+    before = [generated[:i] for i in range(len(generated) + 1)]
+    now = naive_copies(chunks, generated, run, budget)
     ever = {z for part in before for z in naive_copies(chunks, part, run, budget)}
     view = reference_prompt(prompt, settings.view, frozenset(ever if now else ()))
-    q = softmax(draft.logits(draft.encode(prompt), said), settings.temperature or 1)
-    p = softmax(reference.logits(reference.encode(view), said), settings.temperature or 1)
+    q = softmax(draft.logits(draft.encode(prompt), generated), settings.temperature or 1)
+    p = softmax(reference.logits(reference.encode(view), generated), settings.temperature or 1)
     copies = [np.array(sorted(tokens), np.int64) for tokens in now.values()]
     return target_distribution(q, p, settings.rule.deferred(q, p, copies)), p, copies
 
@@ -141,11 +141,11 @@ TOKEN_COPY = DeferralRule("token_copy", 0.3, 1.5)
 def test_probability_of_every_answer_equals_the_mixture(rule, view, budget, monkeypatch):
     settings = DecodingSettings(rule, view, gamma=2, bonus="mixture", temperature=0.8, max_tokens=3)
     models = {"draft": Toy(1), "reference": Toy(2)}
-    found = outcomes(lambda: opened(settings, budget=budget, **models), monkeypatch)
+    found = answer_distribution(lambda: opened(settings, budget=budget, **models), monkeypatch)
     assert sum(found.values()) == pytest.approx(1)
-    for said in itertools.product(range(V), repeat=3):
-        parts = [oracle(settings, list(said[:i]), 1, budget)[0][said[i]] for i in range(3)]
-        assert found.get(said, 0.0) == pytest.approx(np.prod(parts), abs=1e-9), said
+    for generated in itertools.product(range(V), repeat=3):
+        parts = [oracle(settings, list(generated[:i]), 1, budget)[0][generated[i]] for i in range(3)]
+        assert found.get(generated, 0.0) == pytest.approx(np.prod(parts), abs=1e-9), generated
 
 
 @pytest.mark.slow
@@ -154,22 +154,22 @@ def test_block_size_does_not_change_the_distribution(gamma, monkeypatch):
     settings = DecodingSettings(
         DeferralRule("token_copy", 0.3, 1.5), "ablated", gamma, "mixture", temperature=1.0, max_tokens=3
     )
-    found = outcomes(lambda: opened(settings), monkeypatch)
+    found = answer_distribution(lambda: opened(settings), monkeypatch)
     one = DecodingSettings(settings.rule, "ablated", 1, "mixture", temperature=1.0, max_tokens=3)
-    expected = outcomes(lambda: opened(one), monkeypatch)
+    expected = answer_distribution(lambda: opened(one), monkeypatch)
     assert {k: v for k, v in found.items() if v > 1e-15} == pytest.approx(expected, abs=1e-12)
 
 
 def test_per_token_bound_holds_while_a_chunk_is_copied():
-    """And it would not without the copy rule: with a looser bound, pi exceeds the tighter one."""
-    near, far = (
+    """The copy rule is necessary: with a looser bound, pi exceeds the tighter bound."""
+    tight, loose = (
         DecodingSettings(DeferralRule("token_copy", 0.9, bound), "ablated", 2, "mixture", temperature=0.8)
         for bound in (1.5, 9.9)
     )
     checked = beyond = 0
-    for said in itertools.chain(*(itertools.product(range(V), repeat=n) for n in range(6))):
-        pi, p, copies = oracle(near, list(said), 2, 3)
-        other = oracle(far, list(said), 2, 3)[0]
+    for generated in itertools.chain(*(itertools.product(range(V), repeat=n) for n in range(6))):
+        pi, p, copies = oracle(tight, list(generated), 2, 3)
+        other = oracle(loose, list(generated), 2, 3)[0]
         for tokens in copies:
             checked += len(tokens)
             assert (pi[tokens] <= 2.5 * p[tokens] + 1e-12).all()
@@ -179,35 +179,35 @@ def test_per_token_bound_holds_while_a_chunk_is_copied():
 
 @pytest.mark.parametrize("bonus", ["verifier", "mixture"])
 def test_full_deferral_gives_the_reference_distribution(bonus):
-    _assert_law(DecodingSettings(Always(whose=True), "same", 3, bonus, 1.0, max_tokens=3), Toy(2))
+    _assert_distribution(DecodingSettings(Always(whose=True), "same", 3, bonus, 1.0, max_tokens=3), Toy(2))
 
 
 def test_no_deferral_gives_the_draft_distribution():
-    _assert_law(DecodingSettings(Always(whose=False), "same", 3, "mixture", 1.0, max_tokens=3), Toy(1))
+    _assert_distribution(DecodingSettings(Always(whose=False), "same", 3, "mixture", 1.0, max_tokens=3), Toy(1))
 
 
-def _assert_law(settings, model, samples=2500):
-    """Chi-square test of all three-letter answers against the model's distribution; another model fails it."""
+def _assert_distribution(settings, model, samples=2500):
+    """Chi-square test of all three-letter answers against the model's distribution. Another model fails the test."""
     counts = defaultdict(int)
     models = {"draft": Toy(1), "reference": Toy(2)}
     for seed in range(samples):
         counts[finished(opened(settings, seed=seed, **models))] += 1
     answers = sorted(itertools.product(range(V), repeat=3))
-    law = np.array([_chance(model, answer) for answer in answers])
+    distribution = np.array([_chance(model, answer) for answer in answers])
     other = np.array([_chance(Toy(9), answer) for answer in answers])
     seen = np.array([counts[answer] for answer in answers])
-    assert _p_value(seen, law) > 0.01
+    assert _p_value(seen, distribution) > 0.01
     assert _p_value(seen, other) < 1e-9
 
 
 def _chance(model, answer):
-    given = model.encode(PROMPT)
-    return float(np.prod([softmax(model.logits(given, answer[:i]))[v] for i, v in enumerate(answer)]))
+    prompt_tokens = model.encode(PROMPT)
+    return float(np.prod([softmax(model.logits(prompt_tokens, answer[:i]))[v] for i, v in enumerate(answer)]))
 
 
-def _p_value(seen, law):
+def _p_value(seen, distribution):
     """Cells with fewer than five expected are merged."""
-    expected = law * seen.sum()
+    expected = distribution * seen.sum()
     large = expected >= 5
     observed = [*seen[large], seen[~large].sum()]
     return chisquare(observed, [*expected[large], expected[~large].sum()]).pvalue
@@ -219,24 +219,24 @@ def test_greedy_answers_equal_those_of_one_model(whose, gamma):
     for seed in range(20):
         draft, reference = Toy(seed), Toy(100 + seed)
         settings = DecodingSettings(Always(whose=whose), "same", gamma, "mixture", max_tokens=30)
-        model, said = (reference if whose else draft), []
+        model, generated = (reference if whose else draft), []
         for _ in range(30):
-            said.append(int(model.logits(model.encode(PROMPT), said).argmax()))
-        assert finished(opened(settings, draft=draft, reference=reference)) == tuple(said)
+            generated.append(int(model.logits(model.encode(PROMPT), generated).argmax()))
+        assert finished(opened(settings, draft=draft, reference=reference)) == tuple(generated)
 
 
 @pytest.mark.parametrize("view", ["same", "ablated"])
 def test_greedy_answers_maximize_pi(view):
     settings = DecodingSettings(DeferralRule("token_copy", 0.3, 1.5), view, 3, "mixture", max_tokens=12)
-    said = finished(opened(settings, run=2, budget=4, share=1.0))
-    for i, token in enumerate(said):
-        assert token == int(oracle(settings, list(said[:i]), 2, 4)[0].argmax())
+    generated = finished(opened(settings, run=2, budget=4, share=1.0))
+    for i, token in enumerate(generated):
+        assert token == int(oracle(settings, list(generated[:i]), 2, 4)[0].argmax())
 
 
-def test_contexts_are_read_when_needed():
+def test_reference_contexts_are_read_only_after_a_copy():
     class Reciter(Toy):
         def logits(self, prompt, answer):
-            # whatever it sees
+            # for any context
             return 9.0 * np.eye(V)[self.tokens("abca")[len(answer) % 4]]
 
     settings = DecodingSettings(DeferralRule(), "ablated", 2, max_tokens=4)
@@ -249,15 +249,15 @@ def test_contexts_are_read_when_needed():
     assert seen.reference.begun[1] == " a cbb "
 
 
-def test_copied_chunks_stay_hidden_while_any_is_copied():
+def test_copied_chunks_stay_removed_while_any_chunk_is_copied():
     state_copied = []
     settings = DecodingSettings(DeferralRule(), "ablated", 2, "mixture", 1.0, max_tokens=12)
     for seed in range(30):
         decoding = opened(settings, seed=seed, run=2, budget=None)
         finished(decoding)
         state_copied.append(decoding.state.copied)
-        held = decoding._views._open
-        assert len(held) <= module.MAX_VIEWS
+        open_views = decoding._views._open
+        assert len(open_views) <= module.MAX_VIEWS
     assert frozenset({0, 1}) in state_copied
 
 
@@ -267,11 +267,11 @@ def test_end_token_ends_the_answer_and_is_not_in_its_text():
     lengths = set()
     for seed in range(40):
         decoding = opened(settings, seed=seed, draft=draft, reference=reference)
-        said = finished(decoding)
-        assert 2 not in said[:-1]
-        assert decoding.answer == [t for t in said if t != 2]
-        assert (said[-1] == 2) or len(said) == 50
-        lengths.add(len(said))
+        generated = finished(decoding)
+        assert 2 not in generated[:-1]
+        assert decoding.answer == [t for t in generated if t != 2]
+        assert (generated[-1] == 2) or len(generated) == 50
+        lengths.add(len(generated))
     assert len(lengths) > 5
 
 
@@ -281,10 +281,10 @@ def test_length_of_an_answer_is_limited(most):
         assert len(finished(opened(DecodingSettings(DeferralRule(), "same", gamma, max_tokens=most)))) == most
 
 
-def test_shorter_limit_of_the_models_applies():
-    given = len(Toy(1).encode(PROMPT))
+def test_smaller_context_limit_of_the_two_models_applies():
+    prompt_tokens = len(Toy(1).encode(PROMPT))
     settings = DecodingSettings(DeferralRule("opt"), "same", 4)
-    for limits in ((given + 3, None), (None, given + 3), (given + 3, given + 9)):
+    for limits in ((prompt_tokens + 3, None), (None, prompt_tokens + 3), (prompt_tokens + 3, prompt_tokens + 9)):
         draft, reference = Toy(1, limit=limits[0]), Toy(2, limit=limits[1])
         assert len(finished(opened(settings, draft=draft, reference=reference))) == 3
 
@@ -297,7 +297,7 @@ def test_prompt_beyond_a_model_limit_is_refused(which):
         opened(DecodingSettings(DeferralRule()), **{which: Toy(3, limit=12)})
 
 
-def test_empty_context_is_answered():
+def test_empty_context_gives_an_answer():
     empty = Prompt("a", (), "")
     decoding = opened(DecodingSettings(DeferralRule(), max_tokens=8), empty)
     assert len(finished(decoding)) == 8
@@ -314,7 +314,7 @@ def test_stats_are_consistent():
     assert f.accepted <= f.judged <= f.drafted
     assert f.passes >= 40 / 4
     prompt = len(Toy().encode(PROMPT))
-    assert f.flops_reference == prompt + 40  # a toy model costs one unit per token
+    assert f.flops_reference == prompt + 40  # a toy model uses one unit per token
     assert f.flops_paper == 2 * prompt + 40
     read = decoding._draft.flops + sum(reading.flops for reading in decoding._views._open.values())
     assert f.flops_honest >= read > 0
@@ -336,7 +336,7 @@ class TestReferencePrompt:
         assert prompt.context == CONTEXT
         assert prompt.instructions.startswith("Be brief. Tell it in words of your own")
 
-    def test_summary_contains_topics_and_no_sentence(self):
+    def test_summary_replaces_a_document_by_its_topics(self):
         text = "The north bridge is closed until May. From May the toll of the north bridge is doubled."
         prompt = reference_prompt(Prompt("q", (Document("x", text), CONTEXT[0]), ""), "summary", frozenset({0}))
         assert prompt.context[0].text == "A document about: north bridge, toll."

@@ -1,4 +1,4 @@
-"""The cascade by whole answers: a copy in another form is written again without the document."""
+"""The cascade by whole answers: an encoded copy is regenerated without the document."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ NOT_DECODED = {"base85", "polybius"}
 
 
 class CopiesFirstDocument(Generator):
-    """Repeats the first document in a form."""
+    """Repeats the first document, encoded by a disguise."""
 
     def __init__(self, disguise):
         self.disguise = disguise
@@ -39,7 +39,7 @@ FORMS = ("capitals", "full width", "zero width", "spaced letters", "numbered wor
 
 
 @pytest.mark.parametrize("name", [*FORMS, *sorted(NOT_DECODED)])
-def test_copy_in_another_form_is_not_sent(name):
+def test_encoded_copy_is_not_sent(name):
     text, costs = answer(DISGUISES[name])
     if name in NOT_DECODED:
         assert text == DISGUISES[name](NOTES[0])
@@ -47,6 +47,6 @@ def test_copy_in_another_form_is_not_sent(name):
         assert text == UNKNOWN and costs["copied"] == {0} and costs["generations"] == 2
 
 
-def test_short_part_in_another_form_is_sent():
+def test_short_encoded_quotation_is_sent():
     text, costs = answer(lambda text: " ".join(text.split()[:12]).upper())
     assert text == " ".join(NOTES[0].split()[:12]).upper() and not costs["copied"]

@@ -1,4 +1,4 @@
-"""The cascade with a trained pair of small models: real distributions, real recitations."""
+"""The cascade with a trained pair of small models that recite real texts."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def pair() -> tuple[CausalLM, CausalLM]:
     return draft, reference
 
 
-def said(generator: Generator, question: str, context: tuple[Document, ...] = CONTEXT) -> str:
-    async def whole() -> str:
+def generate(generator: Generator, question: str, context: tuple[Document, ...] = CONTEXT) -> str:
+    async def join_pieces() -> str:
         return "".join([piece async for piece in generator.stream(Prompt(question, context, ""))])
 
-    return asyncio.run(whole())
+    return asyncio.run(join_pieces())
 
 
 def guarded(pair: tuple[CausalLM, CausalLM], memory: Memory | None = None, **options: Any) -> Generator:
@@ -50,12 +50,12 @@ def guarded(pair: tuple[CausalLM, CausalLM], memory: Memory | None = None, **opt
 
 
 def quoted(text: str, answer: str) -> tuple[int, float]:
-    """Longest run of words, and ROUGE-L recall."""
+    """Returns the longest run of words, and ROUGE-L recall."""
     numbers: dict[str, int] = {}
-    chunk, spoken = ([numbers.setdefault(w, len(numbers)) for w in words(t)] for t in (text, answer))
+    chunk, answer_tokens = ([numbers.setdefault(w, len(numbers)) for w in words(t)] for t in (text, answer))
     copying = CopyDetector([chunk])
     state, longest = copying.start(), 0
-    for word in spoken:
+    for word in answer_tokens:
         state = copying.step(state, word)
         longest = max(longest, copying.run_length(state, 0))
     return longest, copying.rouge_l_recall(state, 0)
@@ -63,36 +63,36 @@ def quoted(text: str, answer: str) -> tuple[int, float]:
 
 @pytest.mark.parametrize("question", [*QUESTIONS, RECITE])
 @pytest.mark.parametrize("gamma", [1, 4])
-def test_answer_is_the_references_if_the_draft_must_agree_with_it(
+def test_answer_equals_that_of_the_reference_if_alpha_is_zero(
     pair: tuple[CausalLM, CausalLM], question: str, gamma: int
 ) -> None:
     free = guarded(pair, alpha=0.0, gamma=gamma, budget=None, run=999, reference_view="same")
-    assert said(free, question) == said(pair[1], question) != ""
+    assert generate(free, question) == generate(pair[1], question) != ""
 
 
 def test_recitation_is_cut(pair: tuple[CausalLM, CausalLM]) -> None:
-    longest, recall = quoted(RECORD, said(pair[1], RECITE, CONTEXT[:1]))
+    longest, recall = quoted(RECORD, generate(pair[1], RECITE, CONTEXT[:1]))
     assert longest > 30 and recall > 0.8
-    longest, recall = quoted(RECORD, said(guarded(pair, run=8, budget=16), RECITE, CONTEXT[:1]))
+    longest, recall = quoted(RECORD, generate(guarded(pair, run=8, budget=16), RECITE, CONTEXT[:1]))
     assert longest <= 9 and recall < 0.3
 
 
-def test_view_of_the_paper_protects_nothing(pair: tuple[CausalLM, CausalLM]) -> None:
+def test_reference_view_of_the_paper_does_not_prevent_recitation(pair: tuple[CausalLM, CausalLM]) -> None:
     paper = guarded(pair, rule="paper", reference_view="same", run=4, budget=None)
-    assert quoted(RECORD, said(paper, RECITE, CONTEXT[:1]))[1] > 0.8
+    assert quoted(RECORD, generate(paper, RECITE, CONTEXT[:1]))[1] > 0.8
 
 
-def test_whole_answers_are_regenerated(pair: tuple[CausalLM, CausalLM]) -> None:
+def test_recited_answer_is_regenerated_without_a_draft_model(pair: tuple[CausalLM, CausalLM]) -> None:
     memory = Memory()
     alone = Cascade(store=memory).on_generate(pair[1])
-    assert quoted(RECORD, said(alone, RECITE, CONTEXT[:1]))[1] < 0.3
+    assert quoted(RECORD, generate(alone, RECITE, CONTEXT[:1]))[1] < 0.3
     assert memory.events[0].body["generations"] > 1
 
 
-def test_harmless_questions_are_answered_in_blocks(pair: tuple[CausalLM, CausalLM]) -> None:
+def test_benign_questions_are_decoded_in_blocks(pair: tuple[CausalLM, CausalLM]) -> None:
     memory = Memory()
     generator = guarded(pair, memory)
-    assert [said(generator, q) for q in QUESTIONS] == [said(pair[1], q) for q in QUESTIONS]
+    assert [generate(generator, q) for q in QUESTIONS] == [generate(pair[1], q) for q in QUESTIONS]
     tokens, passes = (sum(e.body[key] for e in memory.events) for key in ("tokens", "passes"))
     assert tokens / passes >= 2
     for event in memory.events:
@@ -101,10 +101,10 @@ def test_harmless_questions_are_answered_in_blocks(pair: tuple[CausalLM, CausalL
 
 
 def test_samples_are_deterministic_for_a_seed(pair: tuple[CausalLM, CausalLM]) -> None:
-    answers = [said(guarded(pair, temperature=2.0, seed=s, max_tokens=20), QUESTIONS[0]) for s in (1, 1, 2)]
+    answers = [generate(guarded(pair, temperature=2.0, seed=s, max_tokens=20), QUESTIONS[0]) for s in (1, 1, 2)]
     assert answers[0] == answers[1] != answers[2]
 
 
 def test_context_beyond_the_model_limit_is_refused(pair: tuple[CausalLM, CausalLM]) -> None:
     with pytest.raises(BackendError, match=r"the prompt has \d+ tokens, and a model of the cascade reads at most 2048"):
-        said(guarded(pair), RECITE, (Document("long", RECORD * 30),))
+        generate(guarded(pair), RECITE, (Document("long", RECORD * 30),))

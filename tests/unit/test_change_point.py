@@ -19,7 +19,7 @@ from tests.unit.change_point_simulation import SCENARIOS, measure
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LETTERS = {"P": CanaryStatus.PASS, "F": CanaryStatus.FAIL, "E": CanaryStatus.ERROR}
 BASELINE = PooledCounts(20, 0)
-SELDOM = FlakeCounts(100, 0)
+RARE_FLAKES = FlakeCounts(100, 0)
 
 
 def counts(letters):
@@ -27,7 +27,7 @@ def counts(letters):
 
 
 def brute_force(runs, baseline):
-    """Posterior by summing both rates over a grid, without any closed form."""
+    """Returns the posterior by summing over a grid of both rates, without a closed form."""
     grid = (np.arange(2000) + 0.5) / 2000
     prior = grid ** (baseline.failed - 0.5) * (1 - grid) ** (baseline.asked - baseline.failed - 0.5)
 
@@ -42,30 +42,30 @@ def brute_force(runs, baseline):
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=12))
 def test_the_estimate_agrees_with_a_sum_over_both_rates(pairs):
     runs = [PooledCounts(asked, min(asked, failed)) for asked, failed in pairs]
-    wanted = brute_force(runs, PooledCounts(30, 2))
+    posterior = brute_force(runs, PooledCounts(30, 2))
     found = estimate_change(runs, PooledCounts(30, 2))
-    assert wanted[found.run] == pytest.approx(wanted.max(), rel=1e-3)
-    assert wanted[found.earliest : found.latest + 1].sum() > 0.9 - 1e-3
+    assert posterior[found.run] == pytest.approx(posterior.max(), rel=1e-3)
+    assert posterior[found.earliest : found.latest + 1].sum() > 0.9 - 1e-3
     assert found.earliest <= found.run <= found.latest < len(runs)
 
 
-def test_a_clear_change_has_one_run_and_an_unclear_one_an_interval():
+def test_clear_change_has_one_run_and_unclear_change_has_an_interval():
     assert estimate_change(counts("P" * 20 + "F" * 8), BASELINE) == ChangePoint(20, 19, 20)
     found = estimate_change(counts("P" * 20 + "FPPFPF"), BASELINE)
     assert found.run == 20
     assert found.latest > 20
 
 
-def test_a_history_that_only_fails_changed_in_its_first_run():
+def test_change_of_a_history_of_failures_is_its_first_run():
     assert estimate_change(counts("FFFF"), BASELINE).run == 0
 
 
-def test_long_histories():
+def test_change_in_a_long_history_is_found():
     runs = [PooledCounts(50, 0)] * 2000 + [PooledCounts(50, 20)] * 3
     assert estimate_change(runs, PooledCounts(1000, 10)) == ChangePoint(2000, 2000, 2000)
 
 
-def test_one_failure_weighs_less_where_the_baseline_failed_often():
+def test_single_failure_weighs_less_if_the_baseline_failed_often():
     runs = counts("P" * 10 + "F" + "P" * 5 + "FFFFF")
     assert estimate_change(runs, PooledCounts(20, 6)).run == 16
     assert math.isclose(sum(brute_force(runs, BASELINE)), 1)
@@ -83,12 +83,14 @@ def history(*runs):
     ]
 
 
-def trend(*runs, flakes=SELDOM):
-    watched = WatchedSet("clinic", tuple(WatchedCanary(f"c{i}", Severity.MEDIUM, flakes) for i in range(len(runs[0]))))
-    return compute_trend(history(*runs), watched, AlarmLimits(max_repeats=0))
+def trend(*runs, flakes=RARE_FLAKES):
+    watched_set = WatchedSet(
+        "clinic", tuple(WatchedCanary(f"c{i}", Severity.MEDIUM, flakes) for i in range(len(runs[0])))
+    )
+    return compute_trend(history(*runs), watched_set, AlarmLimits(max_repeats=0))
 
 
-def test_an_alarm_has_its_change_and_its_recovery():
+def test_alarm_has_its_change_point_and_its_recovery():
     found = trend(*["PP"] * 10, *["FP"] * 6, *["PP"] * 10, *["FP"] * 6)
     (first, second) = found.alarms
     assert (first.canary, first.began) == ("c0", 10)
@@ -97,25 +99,25 @@ def test_an_alarm_has_its_change_and_its_recovery():
     assert (second.began, second.recovered) == (26, None)  # failures before the recovery do not count
 
 
-def test_runs_without_a_verdict_keep_their_place():
+def test_runs_without_a_verdict_keep_their_index():
     (found,) = trend(*["PP"] * 5, *["EP"] * 3, *["FP"] * 6).alarms
     assert found.began == 8
     assert found.earliest in (3, 4, 8)  # never a run without a verdict
 
 
-def test_repetitions_count_in_their_run():
+def test_repetitions_count_for_their_run():
     again = [
         CanaryResult("c0", f"clinic@020~{n}", NOON + timedelta(hours=20, seconds=n), CanaryStatus.FAIL)
         for n in (1, 2, 3, 4, 5)
     ]
-    watched = WatchedSet("clinic", (WatchedCanary("c0", flakes=FlakeCounts(100, 0)), WatchedCanary("c1")))
-    found = compute_trend([*history(*["PP"] * 20, "FP"), *again], watched)
+    watched_set = WatchedSet("clinic", (WatchedCanary("c0", flakes=FlakeCounts(100, 0)), WatchedCanary("c1")))
+    found = compute_trend([*history(*["PP"] * 20, "FP"), *again], watched_set)
     (alarm,) = found.alarms
     assert (alarm.canary, alarm.began, alarm.alarmed, alarm.recovered) == ("c0", 20, 20, None)
     assert alarm.earliest >= 19
 
 
-def test_a_decay_of_the_whole_set_is_an_alarm_of_its_own():
+def test_degradation_of_the_whole_set_is_a_separate_alarm():
     rng = np.random.default_rng(3)
     rates = [*[0.01] * 30, *[0.1] * 30, *[0.0] * 40]
     runs = ["".join("F" if x else "P" for x in rng.random(50) < rate) for rate in rates]
@@ -126,7 +128,7 @@ def test_a_decay_of_the_whole_set_is_an_alarm_of_its_own():
     assert whole.recovered > 60
 
 
-def test_nothing_changed_is_no_alarm():
+def test_history_without_a_change_has_no_alarm():
     assert trend(*["PP", "FP", "PP"] * 3, flakes=FlakeCounts(100, 30)).alarms == ()
     assert trend("PP").alarms == ()
 
@@ -152,7 +154,7 @@ def test_intervals_cover_the_change():
 
 
 @pytest.mark.slow
-def test_the_estimate_of_a_sudden_failure_is_nearer_than_the_last_restart_of_the_cusum():
-    """A chance failure shortly before the change makes the restart too early. With rarer failures neither is nearer."""
+def test_estimate_of_a_sudden_failure_is_closer_than_the_last_cusum_restart():
+    """A chance failure shortly before the change makes the restart too early. With rarer failures neither is closer."""
     found = measure(SCENARIOS["one canary fails always"], 60, seed=11)
     assert np.mean([abs(e.estimate) for e in found]) < np.mean([abs(e.restart) for e in found])

@@ -61,7 +61,7 @@ def send(channel, what=None):
 
 
 def send_headers_slowly(server):
-    """Answers one request with a header each tenth of a second, for two seconds."""
+    """Answers one request with one header per 0.1 s, for two seconds."""
     connection, _ = server.accept()
     with connection, contextlib.suppress(OSError):
         connection.sendall(b"HTTP/1.1 200 OK\r\n")
@@ -112,7 +112,7 @@ class TestWebhook:
         assert payload["custom_details"]["documents"] == ["d"]
         assert "X-Casemate-Signature" not in listener.posts[0][0]
 
-    def test_the_incident_of_a_test_is_resolved(self):
+    def test_incident_of_a_test_notification_is_resolved(self):
         with Listener([202, 202]) as listener:
             channel = WebhookChannel(Secret(listener.url), format="pagerduty", routing_key=Secret("r0ute"))
             send(channel, notice(action="test", alert="test-1"))
@@ -123,7 +123,7 @@ class TestWebhook:
         ("status", "retryable"),
         [(500, True), (503, True), (429, True), (408, True), (400, False), (401, False), (302, False)],
     )
-    def test_refusals_are_classified_and_redirects_not_followed(self, status, retryable):
+    def test_http_errors_are_classified_and_redirects_not_followed(self, status, retryable):
         with Listener([status]) as listener, pytest.raises(BackendError, match=f"HTTP {status}") as caught:
             send(WebhookChannel(Secret(listener.url), KEY, name="ops"))
         assert caught.value.retryable is retryable
@@ -149,10 +149,10 @@ class TestWebhook:
         assert caught.value.retryable
 
     def test_the_response_body_is_not_read(self):
-        begun = time.process_time()
+        start_time = time.process_time()
         with Listener(answer=b"x" * 50_000_000) as listener:
             send(WebhookChannel(Secret(listener.url), KEY))
-        assert time.process_time() - begun < 2
+        assert time.process_time() - start_time < 2
 
     @pytest.mark.parametrize(
         "url",
@@ -228,7 +228,7 @@ class TestApprise:
             send(AppriseChannel(Secret(listener.url.replace("http://", "json://"))), notice(action="recovered"))
         assert listener.bodies[0]["type"] == "success"
 
-    def test_a_refusing_service_is_retryable_and_its_url_is_in_no_message(self, caplog):
+    def test_error_of_a_service_is_retryable_and_does_not_contain_its_url(self, caplog):
         caplog.set_level(logging.DEBUG)
         with Listener([500, 500, 500]) as listener:
             channel = AppriseChannel(Secret(listener.url.replace("http://", "json://user:passw0rd@")))
@@ -247,16 +247,16 @@ class TestApprise:
         with pytest.raises(ConfigError, match="set url"):
             AppriseChannel(Secret(""))
 
-    def test_a_hanging_service_times_out(self):
+    def test_service_without_a_response_times_out(self):
         with Listener(hold=threading.Event()) as listener:
             channel = AppriseChannel(Secret(listener.url.replace("http://", "json://")), timeout_s=0.2)
 
-            async def given_up():
+            async def send_until_timeout():
                 with pytest.raises(BackendError, match=r"no answer within 0\.2 s"):
                     await channel.send(notice())
                 listener.hold.set()  # the thread ends with the response
 
-            asyncio.run(given_up())
+            asyncio.run(send_until_timeout())
 
 
 def test_channels_are_built_from_configuration_and_secrets_from_the_environment():

@@ -20,7 +20,7 @@ def shingles(text: str, width: int = 8) -> set[tuple[str, ...]]:
 
 
 def overlaps(texts: list[str]) -> dict[tuple[int, int], float]:
-    """Jaccard of every pair that shares at least one 8-gram: an index from 8-gram to notes finds them."""
+    """Returns the Jaccard similarity of each pair with a common 8-gram. An index from 8-gram to notes finds them."""
     sets = [shingles(text) for text in texts]
     holders: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for at, grams in enumerate(sets):
@@ -49,13 +49,13 @@ def test_another_seed_gives_other_notes() -> None:
     assert not {text for _, text in clinic.case_notes(seed=8)} & {text for _, text in NOTES}
 
 
-def test_a_longer_list_begins_with_the_shorter_one() -> None:
+def test_longer_list_starts_with_the_shorter_list() -> None:
     assert clinic.case_notes(30) == NOTES[:30]
     assert clinic.case_notes(0) == []
 
 
 @pytest.mark.parametrize("seed", [7, 8, 9])
-def test_notes_are_whole_and_of_the_right_length(seed: int) -> None:
+def test_notes_are_complete_and_of_the_expected_length(seed: int) -> None:
     notes = clinic.case_notes(count=440, seed=seed)
     assert len(notes) == len({name for name, _ in notes}) == 440
     for name, text in notes:
@@ -74,18 +74,18 @@ def test_no_two_notes_are_near_duplicates(seed: int) -> None:
     assert sum(found.values()) / (400 * 399 / 2) < 0.005
 
 
-def test_every_family_goes_with_every_layout_that_suits_it() -> None:
+def test_families_and_layouts_have_at_most_440_pairings() -> None:
     families, layouts = clinic._families(), clinic._layouts()
     assert len(families) >= 20
     assert len({family.dept for family in families}) >= 20
     assert len(layouts) >= 12
     assert all(len(items) == len(set(items)) for family in families for items in family.phrases.values())
     suiting = sum(layout.suits(family) for family in families for layout in layouts)
-    assert suiting <= 440  # the default members and outsiders use each pairing at least once
+    assert suiting <= 440  # the default members and nonmembers use each pairing at least once
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_pages_have_a_title_and_the_right_length(page: Path) -> None:
+def test_pages_have_a_title_and_the_expected_length(page: Path) -> None:
     text = page.read_text("utf-8")
     assert text.startswith("# ")
     assert text.endswith("\n")
@@ -93,7 +93,7 @@ def test_pages_have_a_title_and_the_right_length(page: Path) -> None:
     assert "\n# " not in text
 
 
-def test_pages_say_that_the_clinic_is_invented() -> None:
+def test_a_page_states_that_the_clinic_is_fictional() -> None:
     assert 20 <= len(PAGES) <= 30
     assert "made-up clinic" in (clinic.PAGES / "about-the-clinic.md").read_text("utf-8")
 
@@ -103,8 +103,8 @@ def test_questions_are_distinct() -> None:
     assert all(question.endswith("?") for question in clinic.BENIGN_QUESTIONS)
 
 
-def test_written_files_hold_members_and_pages_only(tmp_path: Path) -> None:
-    for _ in range(2):  # the second time overwrites with the same
+def test_written_files_are_the_members_and_pages(tmp_path: Path) -> None:
+    for _ in range(2):  # the second write produces the same files
         clinic.write_corpus(tmp_path / "corpus", count=50)
         written = {
             path.relative_to(tmp_path / "corpus").as_posix(): path.read_bytes().decode("utf-8")

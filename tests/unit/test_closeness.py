@@ -33,15 +33,15 @@ SIMILARITY, GAP, DEPTH, SPACING, PHRASES, MARGIN = range(6)
 
 
 def spacing_p(s):
-    """p-value of the best score by normalized spacings (Renyi 1953), by the F distribution of SciPy."""
+    """Returns the p-value of the best score by normalized spacings (Renyi 1953), with the F distribution of SciPy."""
     D = np.arange(1, len(s)) * -np.diff(s)
     if not D[1:].sum():
         return 0.0 if D[0] else 1.0
     return float(f.sf(D[0] / D[1:].mean(), 2, 2 * (len(D) - 1)))
 
 
-def found(*hits, exhausted=False, similarity_stats=None):
-    """Hits of (source, score, text), by decreasing score."""
+def retrieval_of(*hits, exhausted=False, similarity_stats=None):
+    """A retrieval of hits (source, score, text), in decreasing order of score."""
     made = tuple(Hit(Document(f"{s}#{i}", text, source=s), score) for i, (s, score, text) in enumerate(hits))
     return Retrieval(made, similarity_stats or SimilarityStats(1000, 0.1, 0.05), exhausted)
 
@@ -51,7 +51,7 @@ def statistics(scores):
 
 
 def naive(question, source, retrieval, out):
-    """The six features by their definitions, without optimization."""
+    """Returns the six features by their definitions, without optimization."""
     tokens = lambda text: re.findall(r"\w+", text.lower())  # noqa: E731
     content = lambda text: {stem(w) for w in tokens(text) if w not in STOP_WORDS}  # noqa: E731
     runs = lambda text: {tuple(tokens(text)[i : i + 4]) for i in range(len(tokens(text)) - 3)}  # noqa: E731
@@ -94,7 +94,7 @@ def naive(question, source, retrieval, out):
 
 @st.composite
 def retrievals(draw, least=LOOKAHEAD + 2, most=24):
-    """Hits of few sources with texts of few words, so that phrases are shared and copies occur."""
+    """Hits of few sources with short texts, so that phrases are shared and copies occur."""
     count = draw(st.integers(least, most))
     text = st.lists(st.sampled_from(VOCABULARY), max_size=12).map(" ".join)
     scores = sorted(draw(st.lists(st.integers(-900, 1000), min_size=count, max_size=count, unique=True)), reverse=True)
@@ -105,7 +105,7 @@ def retrievals(draw, least=LOOKAHEAD + 2, most=24):
     names = [f"s{draw(st.integers(0, count))}" for _ in range(count)]
     exhausted = draw(st.booleans())
     hits = [(name, s / 1000, t) for name, s, t in zip(names, scores, texts, strict=True)]
-    return found(*hits, exhausted=exhausted, similarity_stats=statistics([s / 1000 for s in scores] * 2))
+    return retrieval_of(*hits, exhausted=exhausted, similarity_stats=statistics([s / 1000 for s in scores] * 2))
 
 
 questions = st.lists(st.sampled_from(VOCABULARY), max_size=16).map(" ".join)
@@ -128,7 +128,9 @@ def test_features_equal_their_definitions(question, retrieval, out):
 def test_depth_equals_algorithm_1_on_a_scan():
     rng = np.random.default_rng(1)
     S = np.sort(rng.normal(0.1, 0.05, 400))[::-1]
-    retrieval = found(*[(f"s{i}", float(s), f"word{i}") for i, s in enumerate(S[:20])], similarity_stats=statistics(S))
+    retrieval = retrieval_of(
+        *[(f"s{i}", float(s), f"word{i}") for i, s in enumerate(S[:20])], similarity_stats=statistics(S)
+    )
     for i in range(5):
         rest = np.delete(S, i)
         depth = FeatureExtractor("x").extract(f"s{i}", retrieval)[DEPTH]
@@ -152,7 +154,7 @@ def test_too_few_scores_have_no_spacing(count):
 
 
 def test_spacing_above_equal_documents_is_large_and_finite():
-    """The sum of their spacings is 0 up to rounding of either sign, which must not decide the result."""
+    """The sum of their spacings is 0 up to rounding of either sign. Rounding must not decide the result."""
     for low in (0.1, 0.3, 1 / 3, 0.7):
         assert _spacing([0.9, *[low] * 7]) == MAX_SPACING
         assert _spacing([low] * 8) == 0
@@ -165,12 +167,12 @@ TEXT = "amber birch cedar delta ember flint grove heron inlet jetty knoll larch"
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("change", ["", "", "quartz", "quartz pearl"])
 def test_copies_do_not_reduce_closeness(copies, change):
-    """A copy under another name is as near and shares as many words, but does not explain the similarity."""
+    """A copy under another name is as close and shares as many words, but does not explain the similarity."""
     own = ("d", 0.95, TEXT)
     near = [(f"copy{i}", 0.94 - i / 1000, f"{TEXT} {change}") for i in range(copies)]
-    alone, among = found(own, *ELSEWHERE), found(own, *near, *ELSEWHERE)
+    alone, with_copies = retrieval_of(own, *ELSEWHERE), retrieval_of(own, *near, *ELSEWHERE)
     question = FeatureExtractor(TEXT)
-    before, after = question.extract("d", alone), question.extract("d", among)
+    before, after = question.extract("d", alone), question.extract("d", with_copies)
     assert after[GAP] >= before[GAP]
     assert after[MARGIN] >= before[MARGIN]
     assert after[SPACING] > 1
@@ -181,29 +183,31 @@ def test_document_of_the_same_topic_reduces_closeness():
         ("d", 0.95, TEXT),
         ("o", 0.94, "amber birch cedar delta ember only other words that no copy would have"),
     )
-    alone, beside = found(own, *ELSEWHERE), found(own, other, *ELSEWHERE)
+    alone, with_same_topic = retrieval_of(own, *ELSEWHERE), retrieval_of(own, other, *ELSEWHERE)
     question = FeatureExtractor(TEXT)
-    assert question.extract("d", beside)[GAP] < question.extract("d", alone)[GAP]
-    assert question.extract("d", beside)[MARGIN] < question.extract("d", alone)[MARGIN]
+    assert question.extract("d", with_same_topic)[GAP] < question.extract("d", alone)[GAP]
+    assert question.extract("d", with_same_topic)[MARGIN] < question.extract("d", alone)[MARGIN]
 
 
 @settings(max_examples=100)
 @given(questions, retrievals(), st.data())
-def test_excluded_sources_have_no_influence(question, retrieval, data):
-    """Features with a source excluded equal those of a ranking without it."""
-    gone = data.draw(st.sampled_from(unique_sources(retrieval.hits)))
+def test_excluded_sources_do_not_affect_features(question, retrieval, data):
+    """Features with an excluded source equal those of a ranking without it."""
+    excluded = data.draw(st.sampled_from(unique_sources(retrieval.hits)))
     without = Retrieval(
-        tuple(h for h in retrieval.hits if h.document.source != gone), retrieval.similarity_stats, retrieval.exhausted
+        tuple(h for h in retrieval.hits if h.document.source != excluded),
+        retrieval.similarity_stats,
+        retrieval.exhausted,
     )
     for source in unique_sources(without.hits):
-        assert FeatureExtractor(question).extract(source, retrieval, {gone}) == FeatureExtractor(question).extract(
+        assert FeatureExtractor(question).extract(source, retrieval, {excluded}) == FeatureExtractor(question).extract(
             source, without
         )
 
 
 @settings(max_examples=100)
 @given(questions, retrievals(most=40), st.data())
-def test_sources_ranked_above_have_no_influence(question, retrieval, data):
+def test_excluded_sources_ranked_above_do_not_affect_features(question, retrieval, data):
     order = unique_sources(retrieval.hits)
     place = data.draw(st.integers(1, len(order)))
     below = Retrieval(
@@ -219,18 +223,18 @@ def test_sources_ranked_above_have_no_influence(question, retrieval, data):
 
 @settings(max_examples=100)
 @given(st.lists(st.integers(-1000, 1000), min_size=LOOKAHEAD + 3, max_size=24), st.data())
-def test_excluding_another_source_never_lowers_the_gap(scores, data):
-    """The next document in its place is no nearer."""
-    retrieval = found(*[(f"s{i}", s / 1000, f"word{i}") for i, s in enumerate(sorted(scores, reverse=True))])
-    gone = data.draw(st.sampled_from(unique_sources(retrieval.hits)))
+def test_exclusion_of_another_source_does_not_reduce_the_gap(scores, data):
+    """The next document in its place is not closer."""
+    retrieval = retrieval_of(*[(f"s{i}", s / 1000, f"word{i}") for i, s in enumerate(sorted(scores, reverse=True))])
+    excluded = data.draw(st.sampled_from(unique_sources(retrieval.hits)))
     for source in unique_sources(retrieval.hits):
-        before, after = (FeatureExtractor("word0").extract(source, retrieval, out) for out in ((), {gone}))
-        if source != gone and before and after:
+        before, after = (FeatureExtractor("word0").extract(source, retrieval, out) for out in ((), {excluded}))
+        if source != excluded and before and after:
             assert after[GAP] >= before[GAP] - 1e-12
 
 
-def test_excluding_another_source_hardly_ever_lowers_the_margin():
-    """It can: the hit that enters at the end may share more of the question's words than those before it.
+def test_exclusion_of_another_source_rarely_reduces_the_margin():
+    """It can: the hit that enters at the end may share more of the question's words than the hits before it.
 
     Therefore the guard excludes withheld documents from every comparison. Measured here: 1 %.
     """
@@ -243,12 +247,12 @@ def test_excluding_another_source_hardly_ever_lowers_the_margin():
         asked = " ".join(rng.permutation(texts[own].split())[:6])
         S = E.astype(np.float64) @ embedder.embed([asked])[0]
         hits = [(f"s{i}", float(S[i]), texts[i]) for i in np.argsort(-S)[:20]]
-        retrieval, question = found(*hits, similarity_stats=statistics(S)), FeatureExtractor(asked)
+        retrieval, question = retrieval_of(*hits, similarity_stats=statistics(S)), FeatureExtractor(asked)
         order = unique_sources(retrieval.hits)
-        for gone in order[1:8]:
+        for excluded in order[1:8]:
             judged += 1
             before = question.extract(order[0], retrieval)
-            lower += question.extract(order[0], retrieval, {gone})[MARGIN] < before[MARGIN]
+            lower += question.extract(order[0], retrieval, {excluded})[MARGIN] < before[MARGIN]
     assert judged == 280
     assert lower / judged < 0.03
 
@@ -256,25 +260,25 @@ def test_excluding_another_source_hardly_ever_lowers_the_margin():
 def test_features_use_all_chunks_of_a_source_within_the_lookahead():
     other = [(f"o{i}", 0.5 - i / 100, "nothing shared") for i in range(12)]
     chunks = [("d", 0.9, "amber birch"), ("d", 0.495, "cedar delta ember flint"), ("d", 0.1, "grove heron")]
-    retrieval = found(*sorted(chunks + other, key=lambda h: -h[1]))
+    retrieval = retrieval_of(*sorted(chunks + other, key=lambda h: -h[1]))
     figures = FeatureExtractor("amber birch cedar delta ember flint grove heron").extract("d", retrieval)
     assert figures[SIMILARITY] == 0.9
     assert figures[PHRASES] == pytest.approx(math.log(2))  # from the second chunk; phrases do not span chunks
     assert figures[MARGIN] == pytest.approx(math.log(7))  # the third is beyond the lookahead
 
 
-def test_source_near_the_end_has_no_features_unless_the_hits_are_exhausted():
+def test_source_near_the_end_has_features_only_if_the_hits_are_exhausted():
     hits = [(f"s{i}", 0.9 - i / 100, f"word{i}") for i in range(LOOKAHEAD + 1)]
     question = FeatureExtractor("word1")
-    assert question.extract("s0", found(*hits)) is not None
-    assert question.extract("s1", found(*hits)) is None
-    assert question.extract("s1", found(*hits, exhausted=True)) is not None
-    assert question.extract("unknown", found(*hits, exhausted=True)) is None
+    assert question.extract("s0", retrieval_of(*hits)) is not None
+    assert question.extract("s1", retrieval_of(*hits)) is None
+    assert question.extract("s1", retrieval_of(*hits, exhausted=True)) is not None
+    assert question.extract("unknown", retrieval_of(*hits, exhausted=True)) is None
 
 
 def test_single_document_has_features():
     figures = FeatureExtractor("amber").extract(
-        "d", found(("d", 0.9, "amber"), exhausted=True, similarity_stats=SimilarityStats(1, 0.9, 0))
+        "d", retrieval_of(("d", 0.9, "amber"), exhausted=True, similarity_stats=SimilarityStats(1, 0.9, 0))
     )
     assert figures == (0.9, 0.9, 0.0, 0.0, 0.0, pytest.approx(math.log(2)))
 
@@ -296,10 +300,10 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_texts_have_finite_features(name):
+def test_adversarial_texts_have_finite_features(name):
     text = HOSTILE[name]
     for asked, held in ((text, TEXT), (TEXT, text), (text, text)):
-        retrieval = found(("d", 0.9, held), *ELSEWHERE)
+        retrieval = retrieval_of(("d", 0.9, held), *ELSEWHERE)
         figures = FeatureExtractor(asked).extract("d", retrieval)
         assert np.isfinite(figures).all()
         assert figures[SIMILARITY] == 0.9
@@ -307,7 +311,7 @@ def test_hostile_texts_have_finite_features(name):
 
 
 def test_shared_words_ignore_case_and_punctuation():
-    retrieval = found(("d", 0.9, "Amber, birch; CEDAR (delta) — “ember”"), *ELSEWHERE)
+    retrieval = retrieval_of(("d", 0.9, "Amber, birch; CEDAR (delta) — “ember”"), *ELSEWHERE)
     figures = FeatureExtractor("amber birch cedar delta ember?").extract("d", retrieval)
     assert figures[PHRASES] == pytest.approx(math.log(3))
     assert figures[MARGIN] > math.log(4)
@@ -329,9 +333,9 @@ def test_ascii_and_unicode_tokenization_agree(text):
     assert closeness._tokens.__wrapped__(text) == closeness._tokens.__wrapped__(f"{text} \u03b1")[:-1]
 
 
-def test_the_question_that_a_document_contains_counts_neither_as_phrases_nor_as_margin():
+def test_labeled_question_in_a_document_is_excluded_from_phrases_and_margin():
     post = "Patient: amber birch cedar delta ember flint\nDoctor: grove heron iris jade"
-    retrieval = found(("d", 0.9, post), ("e", 0.5, "other words"), exhausted=True)
+    retrieval = retrieval_of(("d", 0.9, post), ("e", 0.5, "other words"), exhausted=True)
 
     def figures(question, *labels):
         return FeatureExtractor(question, labels).extract("d", retrieval)
@@ -344,8 +348,8 @@ def test_the_question_that_a_document_contains_counts_neither_as_phrases_nor_as_
     assert figures(asked, "Patient")[:PHRASES] == figures(asked)[:PHRASES]
 
 
-def test_all_chunks_of_a_document_are_cut():
+def test_labeled_question_is_excluded_from_all_chunks_of_a_document():
     chunks = [("d", 0.9, "Patient: amber birch cedar delta"), ("d", 0.8, "Doctor: grove heron"), ("e", 0.1, "other")]
-    retrieval = found(*chunks, exhausted=True)
+    retrieval = retrieval_of(*chunks, exhausted=True)
     figures = FeatureExtractor("amber birch cedar delta grove", ("Patient",)).extract("d", retrieval)
     assert figures[PHRASES:] == pytest.approx((0.0, math.log(2)))

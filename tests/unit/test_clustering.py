@@ -25,7 +25,7 @@ def unit(x):
 
 
 def clustered(clusters=8, each=40, noise=60, spread=0.35, dim=64, seed=0):
-    """Vectors around cluster centers, and noise, in random order; with the true cluster, -1 for noise."""
+    """Vectors around cluster centers with noise, in random order, and the true cluster of each (noise: -1)."""
     rng = np.random.default_rng(seed)
     centers = unit(rng.standard_normal((clusters, dim)))
     true = rng.permutation([*np.repeat(np.arange(clusters), each), *[-1] * noise])
@@ -64,7 +64,7 @@ def test_topics_of_a_sample_extend_to_a_large_collection():
     found = find_topics(E, TopicSettings(sample=300))
     assert len(found.centroids) == 8
     assert purity(found.labels, true) > 0.98
-    assert (found.labels[true >= 0] != NOISE).mean() > 0.85  # a tenth lies outside the radius of its topic
+    assert (found.labels[true >= 0] != NOISE).mean() > 0.85  # a tenth is outside the radius of its topic
 
 
 def test_topics_are_deterministic_for_a_seed():
@@ -73,14 +73,14 @@ def test_topics_are_deterministic_for_a_seed():
     assert np.array_equal(find_topics(E, settings).labels, find_topics(E, settings).labels)
 
 
-def test_membership_limits_how_much_noise_joins_topics():
+def test_higher_membership_threshold_gives_more_noise():
     E, _ = clustered()
     shares = [find_topics(E, TopicSettings(membership=m)).noise for m in (0.0, 0.2, 1.0)]
     assert shares[0] == 0 < shares[1] < shares[2]
 
 
 @given(st.integers(2, 30), st.integers(1, 12), st.integers(0, 1000))
-def test_k_means_leaves_no_cluster_empty(n, classes, seed):
+def test_k_means_has_no_empty_cluster(n, classes, seed):
     E = unit(np.random.default_rng(seed).standard_normal((n, 5)))
     labels = spherical_kmeans(E, min(classes, n), seed)
     assert set(labels) == set(range(min(classes, n)))
@@ -99,7 +99,7 @@ def test_k_means_handles_duplicates():
 
 
 @given(st.integers(0, 1000))
-def test_vector_joins_the_nearest_topic_within_its_radius(seed):
+def test_vector_is_assigned_to_the_nearest_topic_within_its_radius(seed):
     rng = np.random.default_rng(seed)
     E, centroids = unit(rng.standard_normal((9, 4))), unit(rng.standard_normal((3, 4)))
     floors = rng.uniform(-1, 1, 3).astype(np.float32)
@@ -151,8 +151,11 @@ def test_knn_impurity_counts_neighbors_of_other_topics(seed):
 
 def test_principal_components_equal_scikit_learn():
     E, _ = clustered()
-    ours, theirs = clustering.principal_components(E, 5), PCA(5).fit_transform(E.astype(np.float64))
-    for a, b in zip(ours.T, theirs.T, strict=True):
+    our_components, reference_components = (
+        clustering.principal_components(E, 5),
+        PCA(5).fit_transform(E.astype(np.float64)),
+    )
+    for a, b in zip(our_components.T, reference_components.T, strict=True):
         np.testing.assert_allclose(a, b * np.sign(a @ b), atol=1e-8)
 
 

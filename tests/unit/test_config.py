@@ -21,7 +21,7 @@ def test_an_empty_file_yields_the_defaults(tmp_path):
     assert config.read(tmp_path / "casemate.yaml").rag.k == 5
 
 
-def test_the_folder_of_a_configuration_is_that_of_its_file(tmp_path):
+def test_folder_of_a_configuration_is_the_folder_of_its_file(tmp_path):
     (tmp_path / "c.yaml").write_text("rag: {k: 3}")
     found = config.read(tmp_path / "c.yaml")
     assert (found.folder, found.file) == (tmp_path, tmp_path / "c.yaml")
@@ -81,7 +81,7 @@ def test_every_problem_of_a_file_is_reported():
         ("notifications_per_hour", 0),
     ],
 )
-def test_numbers_of_the_monitor_have_limits(key, value):
+def test_monitor_options_out_of_range_are_refused(key, value):
     with pytest.raises(ConfigError, match=f"monitor.{key} is "):
         config.parse({"monitor": {key: value}})
 
@@ -111,13 +111,13 @@ def test_a_key_that_occurs_twice_is_refused(tmp_path, text, problem):
 @pytest.mark.parametrize(
     "text", ["a: &a [1, 1]\nb: [*a, *a]", "a: &a [*a]", "[" * 5000, "rag: {k: 2024-13-45}", "rag: {max_file_mb: .inf}"]
 )
-def test_hostile_yaml_is_refused(tmp_path, text):
+def test_adversarial_yaml_is_refused(tmp_path, text):
     (tmp_path / "casemate.yaml").write_text(text)
     with pytest.raises(ConfigError):
         config.read(tmp_path / "casemate.yaml")
 
 
-def test_a_bare_off_turns_the_guard_off(tmp_path):
+def test_unquoted_off_disables_the_guard(tmp_path):
     (tmp_path / "casemate.yaml").write_text("guard: {mode: off}")
     assert config.read(tmp_path / "casemate.yaml").guard.mode == "off"
 
@@ -129,18 +129,18 @@ def test_a_plug_in_name_cannot_come_from_the_environment(monkeypatch):
     assert "s3cret" not in str(caught.value)
 
 
-def test_the_error_about_a_missing_file_suggests_init():
+def test_error_about_a_missing_file_suggests_casemate_init():
     with pytest.raises(ConfigError, match="casemate init"):
         config.read(Path("/nowhere/casemate.yaml"))
 
 
-def test_a_plug_in_is_a_name_or_a_mapping():
+def test_plug_in_can_be_a_name_or_a_mapping():
     found = config.parse({"guard": {"defenses": ["crawl_limit", {"name": "mirabel", "significance": 0.1}]}})
     options = {"crawl_limit": {}, "mirabel": {"significance": 0.1}}
     assert {d.use: d.options for d in found.guard.defenses} == options
 
 
-def test_a_defense_is_named_once():
+def test_duplicate_defense_is_refused():
     with pytest.raises(ConfigError, match="crawl_limit is given more than once; name each defense once"):
         config.parse({"guard": {"defenses": ["crawl_limit", "mirabel", {"use": "crawl_limit", "questions": 5}]}})
 
@@ -197,6 +197,6 @@ def test_relative_paths_of_plug_ins_are_resolved_against_the_configuration(tmp_p
     assert build("index", PluginSpec(use="sqlite", path="/x.db"), tmp_path).path == Path("/x.db")
 
 
-def test_a_certificate_needs_its_key():
+def test_certificate_without_a_key_is_refused():
     with pytest.raises(ConfigError, match="tls_cert and tls_key belong together"):
         config.parse({"gateway": {"tls_cert": "a.pem"}})

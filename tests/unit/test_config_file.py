@@ -1,4 +1,4 @@
-"""Changing single values of a casemate.yaml as text."""
+"""Edits of single values in the text of a casemate.yaml."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 from casemate import config as configuration
 from casemate.config_file import set_values
 
-WANTED = {"guard.mode": "enforce", "monitor.gate": True}
+NEW_VALUES = {"guard.mode": "enforce", "monitor.gate": True}
 
 
 @pytest.mark.parametrize(
@@ -26,22 +26,22 @@ WANTED = {"guard.mode": "enforce", "monitor.gate": True}
         'guard:\n  "mode": "observe"\n',
     ],
 )
-def test_values_are_set_and_nothing_else_changes(tmp_path, monkeypatch, text):
+def test_values_are_set_and_the_rest_is_unchanged(tmp_path, monkeypatch, text):
     monkeypatch.setenv("DB", "sqlite:///x.db")
     path = tmp_path / "casemate.yaml"
     path.write_text(text)
     path.chmod(0o640)
     before = configuration.read(path)
-    assert set_values(path, WANTED) == ""
+    assert set_values(path, NEW_VALUES) == ""
     after = configuration.read(path)
     assert (after.guard.mode, after.monitor.gate) == ("enforce", True)
-    wanted = before.model_dump()
-    wanted["guard"]["mode"], wanted["monitor"]["gate"] = "enforce", True
-    assert after.model_dump() == wanted
+    expected_config = before.model_dump()
+    expected_config["guard"]["mode"], expected_config["monitor"]["gate"] = "enforce", True
+    assert after.model_dump() == expected_config
     assert re.findall("#.*", path.read_text()) == re.findall("#.*", text)
     assert path.stat().st_mode & 0o777 == 0o640 and list(tmp_path.iterdir()) == [path]
     assert ("${DB}" in path.read_text()) is ("${DB}" in text)
-    assert set_values(path, WANTED) == "" and configuration.read(path).model_dump() == wanted
+    assert set_values(path, NEW_VALUES) == "" and configuration.read(path).model_dump() == expected_config
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_values_are_set_and_nothing_else_changes(tmp_path, monkeypatch, text):
 def test_a_file_that_cannot_be_edited_safely_is_unchanged(tmp_path, text):
     path = tmp_path / "casemate.yaml"
     path.write_text(text)
-    assert set_values(path, WANTED) and path.read_text() == text
-    assert set_values(tmp_path / "none.yaml", WANTED)
+    assert set_values(path, NEW_VALUES) and path.read_text() == text
+    assert set_values(tmp_path / "none.yaml", NEW_VALUES)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_edited_safely_is_unchanged(tmp_path, text):
 def test_line_ends_are_kept(tmp_path, text, end):
     path = tmp_path / "casemate.yaml"
     path.write_bytes(text.replace("\n", end).encode())
-    assert set_values(path, WANTED) == ""
+    assert set_values(path, NEW_VALUES) == ""
     written = path.read_bytes().decode()
     assert written.count("\n") == written.count(end) >= 1 and written.count("\r") == written.count("\r\n")
     assert (configuration.read(path).guard.mode, configuration.read(path).monitor.gate) == ("enforce", True)

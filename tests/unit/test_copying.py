@@ -1,4 +1,4 @@
-"""Copy detection against brute-force counts."""
+"""Copy detection, compared with brute-force counts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def occurs(part, text):
 
 
 def longest_run(text, answer):
-    """Length of the longest suffix of the answer that occurs in the text, by brute force."""
+    """Returns the length of the longest suffix of the answer that occurs in the text, by brute force."""
     return max(n for n in range(len(answer) + 1) if occurs(answer[len(answer) - n :], text))
 
 
 def in_runs(text, answer):
-    """Positions of the answer in common runs of at least MIN_RUN tokens, by brute force."""
+    """Returns the positions of the answer in common runs of at least MIN_RUN tokens, by brute force."""
     found = set()
     for i in range(len(answer)):
         for j in range(i + MIN_RUN, len(answer) + 1):
@@ -36,7 +36,7 @@ def in_runs(text, answer):
 
 
 def subsequence(a, b):
-    """Length of the longest common subsequence, by the standard dynamic program."""
+    """Returns the length of the longest common subsequence, by the standard dynamic program."""
     table = np.zeros((len(a) + 1, len(b) + 1), int)
     for i, x in enumerate(a):
         for j, y in enumerate(b):
@@ -53,13 +53,13 @@ def state_after(copying, answer):
 
 @given(TEXTS, TEXTS, st.integers(0, 5))
 def test_suffix_automaton_finds_the_longest_match_and_its_continuations(text, answer, least):
-    automaton, place = SuffixAutomaton(text), (0, 0)
+    automaton, match_state = SuffixAutomaton(text), (0, 0)
     for symbol in answer:
-        place = automaton.step(*place, symbol)
-    assert place[1] == longest_run(text, answer)
+        match_state = automaton.step(*match_state, symbol)
+    assert match_state[1] == longest_run(text, answer)
     tail = answer[len(answer) - least :] if least <= len(answer) else None
     expected = {s for s in range(4) if tail is not None and occurs([*tail, s], text)}
-    assert set(automaton.continuations(*place, least)) == expected
+    assert set(automaton.continuations(*match_state, least)) == expected
 
 
 @given(st.lists(TEXTS, max_size=3), TEXTS)
@@ -77,12 +77,12 @@ def test_measures_equal_brute_force(chunks, answer):
 def test_runs_of_the_question_are_not_counted(chunk, question, answer, run):
     copying = CopyDetector([chunk], question, run, budget=None)
     state = state_after(copying, answer)
-    known = set()
+    quoted_from_question = set()
     for end in range(len(answer) + 1):  # tokens in runs of the question, at each prefix
         n = longest_run(question, answer[:end])
-        known |= set(range(end - n, end)) if n >= MIN_RUN else set()
+        quoted_from_question |= set(range(end - n, end)) if n >= MIN_RUN else set()
     length = longest_run(chunk, answer)
-    new = [i for i in range(len(answer) - length, len(answer)) if i not in known]
+    new = [i for i in range(len(answer) - length, len(answer)) if i not in quoted_from_question]
     assert copying.run_length(state, 0) == len(new)
     assert bool(copying.copied_chunks(state)) == (len(new) >= run)
     if len(new) >= run:
@@ -90,23 +90,23 @@ def test_runs_of_the_question_are_not_counted(chunk, question, answer, run):
         assert set(copying.continuations(state, 0)) == {s for s in range(4) if occurs([*tail, s], chunk)}
     else:
         assert not copying.continuations(state, 0)
-    assert copying.lcs_length(state, 0) == subsequence(chunk, answer)  # the question does not matter
+    assert copying.lcs_length(state, 0) == subsequence(chunk, answer)  # the question has no effect
     assert copying.quoted_tokens(state, 0) >= len(
-        in_runs(chunk, answer) - known
+        in_runs(chunk, answer) - quoted_from_question
     )  # lower bound; exceeded at the start of a run
     assert copying.quoted_tokens(state, 0) <= len(in_runs(chunk, answer))
 
 
 @given(TEXTS, TEXTS, st.integers(0, 6))
-def test_a_chunk_over_budget_stays_over_budget_and_continues_with_any_of_its_symbols(chunk, answer, budget):
+def test_chunk_over_budget_stays_over_budget_and_all_its_symbols_are_continuations(chunk, answer, budget):
     copying = CopyDetector([chunk], run=3, budget=budget, share=0.5)
     state, was = copying.start(), False
     for i, symbol in enumerate(answer):
         state = copying.step(state, symbol)
-        said = answer[: i + 1]
-        common = subsequence(chunk, said)
-        spent = len(in_runs(chunk, said)) >= budget or common >= max(budget, 0.5 * len(chunk))
-        assert copying.over_budget(state, 0) == (bool(chunk) and spent)
+        answer_prefix = answer[: i + 1]
+        common = subsequence(chunk, answer_prefix)
+        exceeds_budget = len(in_runs(chunk, answer_prefix)) >= budget or common >= max(budget, 0.5 * len(chunk))
+        assert copying.over_budget(state, 0) == (bool(chunk) and exceeds_budget)
         assert copying.over_budget(state, 0) >= was
         was = copying.over_budget(state, 0)
         if was:
@@ -115,7 +115,7 @@ def test_a_chunk_over_budget_stays_over_budget_and_continues_with_any_of_its_sym
             assert 0 in state.copied
 
 
-def test_filler_words_do_not_hide_a_copy():
+def test_copy_with_filler_words_is_detected():
     chunk, filler = list(range(60)), 99
     answer = [s for pair in chunk for s in (pair, filler)]
     copying = CopyDetector([chunk], run=8, budget=16, share=0.4)
@@ -131,14 +131,14 @@ def test_filler_words_do_not_hide_a_copy():
 def test_states_are_immutable():
     copying = CopyDetector([[1, 2, 3, 4, 5]], run=2)
     one = copying.step(copying.start(), 1)
-    there = copying.step(copying.step(one, 2), 3)
-    elsewhere = copying.step(one, 7)
-    assert copying.step(copying.step(one, 2), 3) == there
-    assert copying.copied_chunks(there) == [0] and copying.copied_chunks(elsewhere) == []
-    assert there.copied == {0} and one.copied == frozenset()
+    copy_state = copying.step(copying.step(one, 2), 3)
+    other_state = copying.step(one, 7)
+    assert copying.step(copying.step(one, 2), 3) == copy_state
+    assert copying.copied_chunks(copy_state) == [0] and copying.copied_chunks(other_state) == []
+    assert copy_state.copied == {0} and one.copied == frozenset()
 
 
-def test_state_remembers_chunks_that_are_no_longer_copied():
+def test_state_keeps_chunks_that_are_no_longer_copied():
     copying = CopyDetector([[1, 2, 3], [4, 5, 6]], run=3)
     state = state_after(copying, [1, 2, 3, 9, 4, 5, 6])
     assert (copying.copied_chunks(state), state.copied) == ([1], {0, 1})

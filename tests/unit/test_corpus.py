@@ -24,7 +24,7 @@ def jsonl(*records):
     return "".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records).encode()
 
 
-def put(root, files):
+def write_files(root, files):
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def names(sources):
 
 
 def parsed(tmp_path, name, content):
-    corpus, sources = read(put(tmp_path, {name: content}))
+    corpus, sources = read(write_files(tmp_path, {name: content}))
     assert corpus.problems == []
     (source,) = sources
     title, text, metadata = source.parse()
@@ -51,14 +51,14 @@ def parsed(tmp_path, name, content):
 
 
 def failure(tmp_path, name, content):
-    (source,) = read(put(tmp_path, {name: content}))[1]
+    (source,) = read(write_files(tmp_path, {name: content}))[1]
     with pytest.raises(DataError) as caught:
         source.parse()
     return str(caught.value)
 
 
 def pdf(*pages, info="", extra=""):
-    """A PDF of one line per page."""
+    """A PDF with one line per page."""
     kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(len(pages)))
     objects = [
         "<< /Type /Catalog /Pages 2 0 R >>",
@@ -87,8 +87,8 @@ def pdf(*pages, info="", extra=""):
 # Folders
 
 
-def test_folder(tmp_path):
-    put(
+def test_folder_yields_its_files_in_order_and_then_records(tmp_path):
+    write_files(
         tmp_path,
         {
             "b.txt": "b",
@@ -114,25 +114,25 @@ def test_folder(tmp_path):
 
 
 def test_each_iteration_reads_the_disk_again(tmp_path):
-    put(tmp_path, {"a.txt": "a", "b.txt": "", "c.bin": "", "d.jsonl": "["})
+    write_files(tmp_path, {"a.txt": "a", "b.txt": "", "c.bin": "", "d.jsonl": "["})
     corpus, sources = read(tmp_path)
     before = corpus.problems, corpus.ignored, corpus.incomplete
     assert (len(before[0]), before[1:]) == (2, (1, True))
     assert list(corpus.sources()) == sources
     assert (corpus.problems, corpus.ignored, corpus.incomplete) == before
-    put(tmp_path, {"b.txt": "b", "d.jsonl": jsonl(*LINES)})
+    write_files(tmp_path, {"b.txt": "b", "d.jsonl": jsonl(*LINES)})
     assert len(list(corpus.sources())) == 4
     assert (corpus.problems, corpus.incomplete) == ([], False)
 
 
 @pytest.mark.parametrize("name", ["x.txt", ".x.md", "x.jsonl"])
-def test_single_file(tmp_path, name):
-    put(tmp_path, {name: jsonl({"_id": name, "text": "t"}), "other.txt": "o"})
+def test_single_file_is_read_regardless_of_its_siblings(tmp_path, name):
+    write_files(tmp_path, {name: jsonl({"_id": name, "text": "t"}), "other.txt": "o"})
     assert names(read(tmp_path / name)[1]) == [name]
 
 
-def test_single_file_by_link_and_relative_path(tmp_path, monkeypatch):
-    put(tmp_path, {"real/x.txt": "x"})
+def test_single_file_can_be_a_link_or_a_relative_path(tmp_path, monkeypatch):
+    write_files(tmp_path, {"real/x.txt": "x"})
     (tmp_path / "link.txt").symlink_to("real/x.txt")
     assert names(read(tmp_path / "link.txt")[1]) == ["link.txt"]
     monkeypatch.chdir(tmp_path)
@@ -146,34 +146,34 @@ def test_a_corpus_without_readable_files_is_refused(tmp_path):
         Corpus(tmp_path / "absent")
     with pytest.raises(DataError, match=r"contains no file of a known type .*\.pdf"):
         Corpus(tmp_path)
-    put(tmp_path, {"x.docx": "x", ".y.txt": "y"})
+    write_files(tmp_path, {"x.docx": "x", ".y.txt": "y"})
     for path in (tmp_path, tmp_path / "x.docx"):
         with pytest.raises(DataError, match="contains no file of a known type"):
             Corpus(path)
 
 
 @pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
-def test_beir(tmp_path, name):
+def test_beir_folder_yields_only_the_records_of_its_corpus(tmp_path, name):
     content = jsonl(*LINES)
-    put(tmp_path, {name: gzip.compress(content) if name.endswith("gz") else content, "queries.jsonl": content})
-    put(tmp_path, {"qrels/test.tsv": "q", "notes.txt": "n"})
+    write_files(tmp_path, {name: gzip.compress(content) if name.endswith("gz") else content, "queries.jsonl": content})
+    write_files(tmp_path, {"qrels/test.tsv": "q", "notes.txt": "n"})
     corpus, sources = read(tmp_path)
     assert names(sources) == ["a", "b"]
     assert (corpus.problems, corpus.ignored) == ([], 3)
 
 
-def test_beir_inside_a_folder(tmp_path):
-    put(tmp_path, {"set/corpus.jsonl": jsonl(*LINES), "set/queries.jsonl": jsonl({"_id": "q", "text": "q"})})
-    put(tmp_path, {"set/corpus.jsonl.gz": b"not read", "x.txt": "x"})
+def test_beir_subfolder_yields_only_the_records_of_its_corpus(tmp_path):
+    write_files(tmp_path, {"set/corpus.jsonl": jsonl(*LINES), "set/queries.jsonl": jsonl({"_id": "q", "text": "q"})})
+    write_files(tmp_path, {"set/corpus.jsonl.gz": b"not read", "x.txt": "x"})
     corpus, sources = read(tmp_path)
     assert names(sources) == ["a", "b", "x.txt"]
     assert corpus.problems == []
 
 
-def test_links(tmp_path):
+def test_links_inside_the_corpus_are_read_once_and_others_are_problems(tmp_path):
     root, outside = tmp_path / "root", tmp_path / "outside"
-    put(outside, {"o.txt": "o", "d/p.txt": "p"})
-    put(root, {"z/a.txt": "a", ".data/k.txt": "k", "plain": "p"})
+    write_files(outside, {"o.txt": "o", "d/p.txt": "p"})
+    write_files(root, {"z/a.txt": "a", ".data/k.txt": "k", "plain": "p"})
     for link, target in {
         "loop": ".",
         "z/up": "..",
@@ -202,7 +202,9 @@ def test_links(tmp_path):
 
 
 def test_hard_links_to_files_outside_are_not_read(tmp_path):
-    put(tmp_path, {"outside/secret.txt": "s", "outside/r.jsonl": '{"_id": "r", "text": "r"}', "root/b.txt": "b"})
+    write_files(
+        tmp_path, {"outside/secret.txt": "s", "outside/r.jsonl": '{"_id": "r", "text": "r"}', "root/b.txt": "b"}
+    )
     root = tmp_path / "root"
     for name in ("secret.txt", "r.jsonl"):
         os.link(tmp_path / "outside" / name, root / name)
@@ -215,12 +217,12 @@ def test_hard_links_to_files_outside_are_not_read(tmp_path):
         for p in corpus.problems
     )
     assert "secret.txt" in corpus.unread
-    assert corpus.incomplete  # the records of r.jsonl are not known
+    assert corpus.incomplete  # the number of records in r.jsonl is unknown
     assert corpus.ignored == 1
 
 
 def test_hard_links_within_the_corpus_are_read(tmp_path):
-    put(tmp_path, {"a.txt": "a", "b/c.txt": "c", "z.txt": "z"})
+    write_files(tmp_path, {"a.txt": "a", "b/c.txt": "c", "z.txt": "z"})
     os.link(tmp_path / "a.txt", tmp_path / "b" / "same.txt")
     os.link(tmp_path / "z.txt", tmp_path / "plain")
     corpus, sources = read(tmp_path)
@@ -229,20 +231,20 @@ def test_hard_links_within_the_corpus_are_read(tmp_path):
 
 
 def test_a_single_file_may_have_hard_links(tmp_path):
-    put(tmp_path, {"a.txt": "a"})
+    write_files(tmp_path, {"a.txt": "a"})
     os.link(tmp_path / "a.txt", tmp_path / "b.txt")
     assert names(read(tmp_path / "a.txt")[1]) == ["a.txt"]
 
 
-def test_a_link_to_a_sibling_with_the_root_as_prefix_is_outside(tmp_path):
-    put(tmp_path, {"root/a.txt": "a", "root2/b.txt": "b"})
+def test_link_to_a_sibling_whose_name_starts_with_the_root_is_outside(tmp_path):
+    write_files(tmp_path, {"root/a.txt": "a", "root2/b.txt": "b"})
     (tmp_path / "root" / "b.txt").symlink_to(tmp_path / "root2" / "b.txt")
     assert names(read(tmp_path / "root")[1]) == ["a.txt"]
 
 
-def test_linked_folders_are_walked_once(tmp_path):
-    for i in range(12):  # each links to all others: as many ways as permutations
-        put(tmp_path, {f".d{i}/f{i}.txt": "x"})
+def test_linked_folders_are_read_once(tmp_path):
+    for i in range(12):  # each links to all others, so the number of paths is exponential
+        write_files(tmp_path, {f".d{i}/f{i}.txt": "x"})
         for j in range(12):
             (tmp_path / f".d{i}" / f"to{j}").symlink_to(tmp_path / f".d{j}")
     (tmp_path / "in").symlink_to(".d0")
@@ -250,7 +252,7 @@ def test_linked_folders_are_walked_once(tmp_path):
 
 
 def test_special_files_are_never_opened(tmp_path):
-    put(tmp_path, {"a.txt": "a"})
+    write_files(tmp_path, {"a.txt": "a"})
     for name in ("pipe.txt", "pipe.jsonl", "corpus.jsonl"):
         os.mkfifo(tmp_path / name)
     (tmp_path / "link.txt").symlink_to("pipe.txt")
@@ -262,8 +264,8 @@ def test_special_files_are_never_opened(tmp_path):
         Corpus(tmp_path / "pipe.txt")
 
 
-def test_odd_names(tmp_path):
-    put(tmp_path, {"new\nline #1.txt": "n", "ünï/日本.txt": "u"})
+def test_names_with_control_characters_and_invalid_bytes_are_replaced(tmp_path):
+    write_files(tmp_path, {"new\nline #1.txt": "n", "ünï/日本.txt": "u"})
     for raw in (b"bad\xff.txt", b"bad\xfe.txt", b"dir\xff/x.txt"):
         path = os.path.join(os.fsencode(tmp_path), raw)
         try:
@@ -282,8 +284,8 @@ def test_odd_names(tmp_path):
 
 @pytest.mark.parametrize("swapped", ["b.txt", "d"])
 def test_a_file_that_becomes_a_link_after_its_folder_was_listed_is_not_followed(tmp_path, swapped):
-    put(tmp_path / "outside", {"b.txt": "secret", "x.txt": "secret"})
-    put(tmp_path / "in", {"a.txt": "a", "b.txt": "b", "d/x.txt": "x", "e.jsonl": jsonl(LINES[0])})
+    write_files(tmp_path / "outside", {"b.txt": "secret", "x.txt": "secret"})
+    write_files(tmp_path / "in", {"a.txt": "a", "b.txt": "b", "d/x.txt": "x", "e.jsonl": jsonl(LINES[0])})
     corpus = Corpus(tmp_path / "in")
     found = corpus.sources()
     texts = [next(found).parse()[1]]
@@ -295,14 +297,16 @@ def test_a_file_that_becomes_a_link_after_its_folder_was_listed_is_not_followed(
     assert {p.reason for p in corpus.problems} == {OUTSIDE}
 
 
-def test_names_are_on_one_line(tmp_path):
-    put(tmp_path, {"a.txt\nindexed 99 sources\x1b[2J.txt": "n", "r.jsonl": jsonl({"_id": "7\r\n8\x85", "text": "t"})})
+def test_names_contain_no_line_breaks_or_control_characters(tmp_path):
+    write_files(
+        tmp_path, {"a.txt\nindexed 99 sources\x1b[2J.txt": "n", "r.jsonl": jsonl({"_id": "7\r\n8\x85", "text": "t"})}
+    )
     _, sources = read(tmp_path)
     assert names(sources) == ["a.txt\ufffdindexed 99 sources\ufffd[2J.txt", "7\ufffd\ufffd8\ufffd"]
     assert sources[0].parse()[1] == "n"
 
 
-def test_many_files(tmp_path):
+def test_ten_thousand_files_are_read_in_order(tmp_path):
     for i in range(10_000):
         (tmp_path / f"{i:05}.txt").write_bytes(b"x")
     corpus, sources = read(tmp_path)
@@ -311,8 +315,8 @@ def test_many_files(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_no_permission(tmp_path):
-    put(tmp_path, {"a.txt": "a", "secret.txt": "s", "r.jsonl": jsonl(*LINES), "d/x.txt": "x", "e/y.txt": "y"})
+def test_files_without_read_permission_are_problems(tmp_path):
+    write_files(tmp_path, {"a.txt": "a", "secret.txt": "s", "r.jsonl": jsonl(*LINES), "d/x.txt": "x", "e/y.txt": "y"})
     modes = {"secret.txt": 0, "r.jsonl": 0, "d": 0, "e": 0o400}
     for name, mode in modes.items():
         (tmp_path / name).chmod(mode)
@@ -331,8 +335,8 @@ def test_no_permission(tmp_path):
     assert corpus.incomplete
 
 
-def test_vanished(tmp_path):
-    put(tmp_path, {"a.txt": "a", "b.txt": "b", "d/c.txt": "c"})
+def test_deleted_files_and_folders_are_problems(tmp_path):
+    write_files(tmp_path, {"a.txt": "a", "b.txt": "b", "d/c.txt": "c"})
     corpus = Corpus(tmp_path)
     sources = corpus.sources()
     assert next(sources).name == "a.txt"
@@ -345,8 +349,8 @@ def test_vanished(tmp_path):
     assert corpus.incomplete
 
 
-def test_vanished_folder_is_incomplete(tmp_path):
-    corpus = Corpus(put(tmp_path / "root", {"a.txt": "a"}))
+def test_deleted_root_folder_makes_the_corpus_incomplete(tmp_path):
+    corpus = Corpus(write_files(tmp_path / "root", {"a.txt": "a"}))
     (tmp_path / "root" / "a.txt").unlink()
     (tmp_path / "root").rmdir()
     assert list(corpus.sources()) == []
@@ -354,19 +358,19 @@ def test_vanished_folder_is_incomplete(tmp_path):
     assert corpus.incomplete
 
 
-def test_vanished_or_changed_before_parsing(tmp_path):
-    _, (a, b) = read(put(tmp_path, {"a.txt": "a", "b.txt": "b"}))
+def test_file_deleted_or_changed_before_parsing_is_an_error(tmp_path):
+    _, (a, b) = read(write_files(tmp_path, {"a.txt": "a", "b.txt": "b"}))
     (tmp_path / "a.txt").unlink()
-    put(tmp_path, {"b.txt": "B"})
+    write_files(tmp_path, {"b.txt": "B"})
     with pytest.raises(DataError, match="No such file"):
         a.parse()
     with pytest.raises(DataError, match="changed"):
         b.parse()
 
 
-def test_empty_and_huge(tmp_path):
-    put(tmp_path, {"empty.txt": "", "blank.md": " \n", "huge.txt": "x" * 20_001, "fits.txt": "y" * 20_000})
-    put(tmp_path, {"empty.jsonl": "", "blank.jsonl": "\n\n"})
+def test_empty_and_oversized_files_are_problems(tmp_path):
+    write_files(tmp_path, {"empty.txt": "", "blank.md": " \n", "huge.txt": "x" * 20_001, "fits.txt": "y" * 20_000})
+    write_files(tmp_path, {"empty.jsonl": "", "blank.jsonl": "\n\n"})
     corpus, sources = read(tmp_path, max_mb=0.02)
     assert names(sources) == ["fits.txt"]
     kinds = {p.where: (p.harmless, p.reason) for p in corpus.problems}
@@ -379,8 +383,8 @@ def test_empty_and_huge(tmp_path):
 # Records
 
 
-def test_records(tmp_path):
-    put(
+def test_record_fields_become_name_title_text_and_metadata(tmp_path):
+    write_files(
         tmp_path,
         {
             "r.jsonl": jsonl(
@@ -409,11 +413,11 @@ def test_records(tmp_path):
     assert sources[0].size == len((tmp_path / "r.jsonl").read_bytes().split(b"\n")[0]) + 1
 
 
-def test_digest_is_of_content(tmp_path):
+def test_digest_depends_on_the_content_only(tmp_path):
     same = ['{"_id": "1", "text": "é", "n": 1}', '{ "n":1,"text":"\\u00e9","_id":"1" }']
     found = []
     for line in (*same, '{"_id": "1", "text": "é", "n": 2}'):
-        found.append(read(put(tmp_path, {"r.jsonl": jsonl(line)}))[1][0].digest)
+        found.append(read(write_files(tmp_path, {"r.jsonl": jsonl(line)}))[1][0].digest)
     assert found[0] == found[1] != found[2]
     canonical = '{"_id":"1","n":1,"text":"é"}'
     assert found[0] == hashlib.sha256(canonical.encode()).hexdigest()
@@ -443,8 +447,8 @@ def test_digest_is_of_content(tmp_path):
         ('{"_id": "a", "text": "other"}', set(), False),
     ],
 )
-def test_a_bad_line_does_not_stop_the_rest(tmp_path, line, unread, unknown):
-    put(tmp_path, {"r.jsonl": jsonl(LINES[0], line, LINES[1])})
+def test_invalid_line_does_not_prevent_reading_of_others(tmp_path, line, unread, unknown):
+    write_files(tmp_path, {"r.jsonl": jsonl(LINES[0], line, LINES[1])})
     corpus, sources = read(tmp_path)
     assert names(sources) == ["a", "b"]
     assert sources[0].parse()[1] == "alpha"
@@ -454,16 +458,16 @@ def test_a_bad_line_does_not_stop_the_rest(tmp_path, line, unread, unknown):
     assert (corpus.unread, corpus.incomplete) == (unread, unknown)
 
 
-def test_invalid_utf8(tmp_path):
+def test_line_with_invalid_utf8_is_a_problem(tmp_path):
     first = b"\xef\xbb\xbf" + jsonl({"_id": 1, "text": "t"})
-    put(tmp_path, {"r.jsonl": first + b'{"_id": 2, "text": "\xff"}\n{"_id": 3, "text": "t"}'})
+    write_files(tmp_path, {"r.jsonl": first + b'{"_id": 2, "text": "\xff"}\n{"_id": 3, "text": "t"}'})
     corpus, sources = read(tmp_path)
     assert names(sources) == ["1", "3"]
     assert [p.where for p in corpus.problems] == ["r.jsonl:2"]
 
 
-def test_duplicates_across_files(tmp_path):
-    put(
+def test_duplicate_ids_across_files_are_problems(tmp_path):
+    write_files(
         tmp_path,
         {"a.jsonl": jsonl(*LINES), "b.jsonl": jsonl(*LINES, {"_id": "c.txt", "text": "c"}), "c.txt": "c"},
     )
@@ -473,10 +477,10 @@ def test_duplicates_across_files(tmp_path):
     assert not corpus.unread
 
 
-def test_odd_characters_in_records(tmp_path):
+def test_surrogates_and_control_characters_in_records_are_replaced(tmp_path):
     line = '{"_id": "i\\ud800\\u0000", "title": "\\udc00t", "text": "a\\u0000b\\ud83d\\ude00", '
     line += '"\\ud800": NaN, "x": [1e999]}'
-    (source,) = read(put(tmp_path, {"r.jsonl": jsonl(line)}))[1]
+    (source,) = read(write_files(tmp_path, {"r.jsonl": jsonl(line)}))[1]
     assert source.name == "i\ufffd "
     assert source.parse() == ("\ufffdt", "a b😀", {"\ufffd": None, "x": [None]})
 
@@ -489,7 +493,7 @@ JSON = st.recursive(
 
 @pytest.mark.slow
 @given(st.lists(JSON.map(json.dumps) | st.fixed_dictionaries({"_id": JSON, "text": JSON}).map(json.dumps) | st.text()))
-def test_any_lines(tmp_path_factory, lines):
+def test_any_lines_yield_valid_records_or_problems(tmp_path_factory, lines):
     path = tmp_path_factory.mktemp("lines") / "r.jsonl"
     path.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
     corpus, sources = read(path)
@@ -525,16 +529,16 @@ def test_long_lines_are_not_kept_in_memory(tmp_path):
     long = b'{"_id": 1, "text": "' + b"x" * 20_000_000 + b'"}\n'
     content = long + jsonl(*LINES) + long[:-1]
     for name, data in {"r.jsonl": content, "r.jsonl.gz": gzip.compress(content, 1)}.items():
-        count, corpus, peak = peak_mb(put(tmp_path / name, {name: data}), max_mb=0.1)
+        count, corpus, peak = peak_mb(write_files(tmp_path / name, {name: data}), max_mb=0.1)
         assert (count, corpus.incomplete, peak < 5) == (2, True, True)
         assert [p.where for p in corpus.problems] == [f"{name}:1", f"{name}:4"]
         assert "max_file_mb (0.1 MB)" in corpus.problems[0].reason
 
 
-def test_a_line_at_the_size_limit(tmp_path):
+def test_line_over_the_size_limit_is_not_read(tmp_path):
     for extra, count in ((0, 1), (1, 0)):
         line = jsonl({"_id": 1, "text": "x"}).strip()
-        put(tmp_path, {"r.jsonl": line + b" " * (1000 - len(line) + extra)})
+        write_files(tmp_path, {"r.jsonl": line + b" " * (1000 - len(line) + extra)})
         assert len(read(tmp_path, max_mb=0.001)[1]) == count
 
 
@@ -553,8 +557,8 @@ DATA = gzip.compress(jsonl(*({"_id": i, "text": os.urandom(500).hex()} for i in 
         (b"", 0),
     ],
 )
-def test_damaged_gzip(tmp_path, data, least):
-    corpus, sources = read(put(tmp_path, {"r.jsonl.gz": data, "z.txt": "z"}))
+def test_damaged_gzip_yields_the_readable_records_and_a_problem(tmp_path, data, least):
+    corpus, sources = read(write_files(tmp_path, {"r.jsonl.gz": data, "z.txt": "z"}))
     assert names(sources)[-1] == "z.txt"
     assert len(sources) > least
     assert corpus.incomplete
@@ -562,8 +566,8 @@ def test_damaged_gzip(tmp_path, data, least):
     assert not any(p.harmless for p in corpus.problems)
 
 
-def test_empty_and_concatenated_gzip(tmp_path):
-    put(
+def test_concatenated_gzip_is_read_and_empty_gzip_is_a_problem(tmp_path):
+    write_files(
         tmp_path,
         {"a.jsonl.gz": gzip.compress(b""), "b.jsonl.gz": gzip.compress(b"\n") + gzip.compress(jsonl(*LINES))},
     )
@@ -582,12 +586,12 @@ GERMAN = "Der Bär fährt über die Straße. Größe und Übermut tun selten gut
     "encoding",
     ["utf-8", "utf-8-sig", "utf-16", "utf-32", "cp1252"],
 )
-def test_encodings(tmp_path, encoding):
+def test_unicode_and_western_encodings_are_detected(tmp_path, encoding):
     assert parsed(tmp_path, "x.txt", GERMAN.encode(encoding)) == ("", GERMAN)
 
 
 @pytest.mark.parametrize("bom", [b"\xff\xfe", b"\xfe\xff"])
-def test_utf16_of_either_order(tmp_path, bom):
+def test_utf16_of_either_byte_order_is_decoded(tmp_path, bom):
     content = bom + GERMAN.encode("utf-16-le" if bom[0] == 0xFF else "utf-16-be")
     assert parsed(tmp_path, "x.txt", content)[1] == GERMAN
 
@@ -600,11 +604,11 @@ def test_utf16_of_either_order(tmp_path, bom):
         ("这是一个中文文本的例子。", "gb18030"),
     ],
 )
-def test_other_encodings(tmp_path, text, encoding):
+def test_cyrillic_and_asian_encodings_are_detected(tmp_path, text, encoding):
     assert parsed(tmp_path, "x.txt", text.encode(encoding))[1] == text
 
 
-def test_text(tmp_path):
+def test_line_ends_are_normalized_and_null_bytes_replaced(tmp_path):
     assert parsed(tmp_path, "x.txt", "a\r\nb\rc\n" + "x" * 9000 + "\0y") == (
         "",
         "a\nb\nc\n" + "x" * 9000 + " y",
@@ -612,7 +616,7 @@ def test_text(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x.md", "x.html"])
-def test_not_text(tmp_path, name):
+def test_binary_file_and_unknown_encoding_are_errors(tmp_path, name):
     assert "binary" in failure(tmp_path, name, b"PK\3\4\0\0rest")
     assert "encoding" in failure(tmp_path, name, b"\xff\xfea")
     noise = zlib.compress(os.urandom(30_000)).replace(b"\0", b"")
@@ -634,11 +638,11 @@ def test_not_text(tmp_path, name):
         ("# Only", "Only", ""),
     ],
 )
-def test_markdown(tmp_path, content, title, text):
+def test_markdown_heading_is_the_title(tmp_path, content, title, text):
     assert parsed(tmp_path, "x.md", content) == (title, text)
 
 
-def test_html(tmp_path):
+def test_html_is_converted_to_text(tmp_path):
     page = """<?xml version="1.0"?><!DOCTYPE html><html><head><title> The
     title </title><style>css</style><script>js()</script></head><body><nav>menu</nav><!-- no -->
     <h1>Head</h1><p>One <b>bo</b>ld &amp; <a href=x>link</a>,
@@ -674,11 +678,11 @@ def test_html(tmp_path):
         ("<p>&#xD800;&#0;x</p>", "", "\ufffd\ufffdx"),
     ],
 )
-def test_html_pages(tmp_path, page, title, text):
+def test_html_fragments_and_malformed_html_are_parsed(tmp_path, page, title, text):
     assert parsed(tmp_path, "x.htm", page) == (title, text)
 
 
-def test_html_declares_its_encoding(tmp_path):
+def test_declared_encoding_of_html_is_used_if_valid(tmp_path):
     page = '<meta http-equiv=Content-Type content="text/html; charset=ISO-8859-1"><p>café'
     assert parsed(tmp_path, "x.html", page.encode("latin-1")) == ("", "café")
     assert parsed(tmp_path, "x.html", page.encode()) == ("", "café")
@@ -687,15 +691,15 @@ def test_html_declares_its_encoding(tmp_path):
 
 
 @pytest.mark.parametrize("page", ["<script>x</script>", "<!-- x -->", "<p> </p>&nbsp;"])
-def test_html_without_text(tmp_path, page):
+def test_html_without_text_is_an_error(tmp_path, page):
     assert "contains no text" in failure(tmp_path, "x.html", page)
 
 
-def test_markdown_without_text_is_not_called_a_scan(tmp_path):
+def test_error_about_markdown_without_text_does_not_mention_a_scan(tmp_path):
     assert failure(tmp_path, "x.md", "---\ndescription: a draft\n---\n").endswith("contains no text")
 
 
-FRONT = "---\ntitle: T\n{}\n---\nbody"
+FRONT_MATTER = "---\ntitle: T\n{}\n---\nbody"
 
 
 @pytest.mark.parametrize(
@@ -711,9 +715,9 @@ FRONT = "---\ntitle: T\n{}\n---\nbody"
         ("!!str acl: [hr]\n? readers\n: [ann]", {"acl": ["hr"], "readers": ["ann"]}),
     ],
 )
-def test_front_matter_is_the_metadata_as_text(tmp_path, front, metadata):
+def test_front_matter_values_become_metadata_as_strings(tmp_path, front, metadata):
     for encoding in ("utf-8", "utf-16", "cp1252"):
-        (source,) = read(put(tmp_path, {"x.md": FRONT.format(front + "\nof: é").encode(encoding)}))[1]
+        (source,) = read(write_files(tmp_path, {"x.md": FRONT_MATTER.format(front + "\nof: é").encode(encoding)}))[1]
         expected = metadata | {"of": "é"} if metadata or front.startswith("#") else {}
         assert source.parse() == ("T", "body", expected)
 
@@ -736,8 +740,8 @@ def test_front_matter_is_the_metadata_as_text(tmp_path, front, metadata):
         "'about': @\n!!str acl: [hr]",
     ],
 )
-def test_front_matter_whose_restriction_would_be_ignored_is_a_problem(tmp_path, front):
-    assert "front matter has" in failure(tmp_path, "x.md", FRONT.format(front))
+def test_unsupported_front_matter_with_an_access_restriction_is_an_error(tmp_path, front):
+    assert "front matter has" in failure(tmp_path, "x.md", FRONT_MATTER.format(front))
 
 
 @pytest.mark.parametrize(
@@ -764,18 +768,18 @@ def test_front_matter_whose_restriction_would_be_ignored_is_a_problem(tmp_path, 
         '+++\nacl = ["hr"]\n+++\nbody',
     ],
 )
-def test_a_restriction_in_a_front_matter_of_another_form_is_a_problem(tmp_path, text):
+def test_access_restriction_in_another_front_matter_syntax_is_an_error(tmp_path, text):
     assert "front matter has" in failure(tmp_path, "x.md", text)
     assert "a Markdown file" in failure(tmp_path / "plain", "x.txt", text)
 
 
-def test_an_empty_acl_of_a_record_does_not_replace_the_one_in_its_metadata(tmp_path):
+def test_empty_acl_of_a_record_does_not_replace_the_acl_in_its_metadata(tmp_path):
     line = '{"_id": "a", "text": "x", "acl": null, "metadata": {"acl": ["hr"], "by": "Ann"}}'
-    (source,) = read(put(tmp_path, {"x.jsonl": line}))[1]
+    (source,) = read(write_files(tmp_path, {"x.jsonl": line}))[1]
     assert source.parse()[2] == {"acl": ["hr"], "by": "Ann"}
 
 
-def test_a_line_about_readers_below_the_first_lines_is_text(tmp_path):
+def test_readers_line_after_the_front_matter_is_text(tmp_path):
     text = "---\nmy key: x\n---\nreaders: [ann]"
     assert parsed(tmp_path, "x.md", text) == ("", text)
     assert parsed(tmp_path, "x.md", "# T\nacl: [hr]") == ("T", "acl: [hr]")
@@ -783,27 +787,27 @@ def test_a_line_about_readers_below_the_first_lines_is_text(tmp_path):
 
 @pytest.mark.parametrize("hostile", ["-" + " " * 30_000 + "x", "!<" * 30_000, "!&" * 30_000])
 def test_front_matter_is_read_in_linear_time(tmp_path, hostile):
-    began = time.process_time()
+    start_time = time.process_time()
     assert parsed(tmp_path, "x.md", f"---\na: b\n{hostile}\n---\ntext") == ("", "text")
-    assert time.process_time() - began < 1
+    assert time.process_time() - start_time < 1
 
 
-def test_a_separator_of_mail_is_no_front_matter(tmp_path):
+def test_mail_separator_is_not_front_matter(tmp_path):
     text = "--- Original message ---\nFrom: Ann\nReaders: all\n"
     assert parsed(tmp_path, "x.md", text) == ("", text)
 
 
-def test_an_index_without_the_metadata_of_front_matter_is_out_of_date(tmp_path):
-    front = FRONT.format("acl: hr")
+def test_digest_of_a_file_with_front_matter_differs_from_its_content_hash(tmp_path):
+    front = FRONT_MATTER.format("acl: hr")
     texts = {"a.md": front.encode(), "b.md": b"# No front", "c.txt": front.encode(), "d.md": front.encode("utf-16")}
-    digests = {s.name: s.digest for s in read(put(tmp_path, texts))[1]}
+    digests = {s.name: s.digest for s in read(write_files(tmp_path, texts))[1]}
     plain = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
     assert {name for name in texts if digests[name] != plain[name]} == {"a.md", "d.md"}
 
 
 @pytest.mark.parametrize("tag", ["div", "b", "nav", "table"])
-def test_html_bomb(tmp_path, tag):
-    (source,) = read(put(tmp_path, {"x.html": f"<h1>t</h1>y<p>{f'<{tag}>x' * 100_000}"}))[1]
+def test_deeply_nested_html_is_read_or_an_error(tmp_path, tag):
+    (source,) = read(write_files(tmp_path, {"x.html": f"<h1>t</h1>y<p>{f'<{tag}>x' * 100_000}"}))[1]
     try:
         title, text, _ = source.parse()
     except DataError:
@@ -816,23 +820,23 @@ def test_html_bomb(tmp_path, tag):
 # PDF
 
 
-def test_pdf(tmp_path):
+def test_pdf_title_and_pages_are_read(tmp_path):
     assert parsed(tmp_path, "x.pdf", pdf("One", "Two", info="/Title (A  title)")) == ("A title", "One\n\nTwo")
     assert parsed(tmp_path, "x.pdf", pdf("One")) == ("", "One")
 
 
-def test_pdf_without_text(tmp_path):
+def test_pdf_without_text_is_an_error_about_ocr(tmp_path):
     assert "OCR" in failure(tmp_path, "x.pdf", pdf(""))
 
 
 @pytest.mark.parametrize("password", ["secret", ""])
-def test_encrypted_pdf(tmp_path, password):
+def test_encrypted_pdf_is_read_only_with_an_empty_password(tmp_path, password):
     from pypdf import PdfReader, PdfWriter
 
     writer, out = PdfWriter(), io.BytesIO()
     writer.append(PdfReader(io.BytesIO(pdf("One"))))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the old cipher, which needs no further package
+        warnings.simplefilter("ignore")  # warning about the old cipher, which needs no further package
         writer.encrypt(password, "owner", algorithm="RC4-128")
     writer.write(out)
     if password:
@@ -842,13 +846,13 @@ def test_encrypted_pdf(tmp_path, password):
 
 
 @pytest.mark.parametrize("content", [b"no pdf", b"%PDF-1.4\n", pdf("One")[:150], b"%PDF-1.7 \xff\xff\0" + b"<<" * 9999])
-def test_damaged_pdf(tmp_path, content, caplog):
+def test_damaged_pdf_is_an_error(tmp_path, content, caplog):
     reason = failure(tmp_path, "x.pdf", content)
     assert "cannot be read" in reason or "no text" in reason
     assert not caplog.records
 
 
-def test_a_flawed_pdf_is_read_without_output(tmp_path, caplog, capfd):
+def test_pdf_with_a_wrong_xref_offset_is_read_without_output(tmp_path, caplog, capfd):
     flawed = pdf("One").replace(b"startxref\n", b"startxref\n1")
     assert parsed(tmp_path, "x.pdf", flawed)[1] == "One"
     assert not caplog.records
@@ -856,7 +860,7 @@ def test_a_flawed_pdf_is_read_without_output(tmp_path, caplog, capfd):
 
 
 @given(st.binary(max_size=200), st.integers(0, 800), st.sampled_from([".pdf", ".html", ".md", ".txt"]))
-def test_any_bytes(tmp_path_factory, noise, at, kind):
+def test_any_bytes_are_read_or_an_error(tmp_path_factory, noise, at, kind):
     path = tmp_path_factory.mktemp("any") / f"x{kind}"
     whole = pdf("One") if kind == ".pdf" else b"<p>x</p>" * 20
     path.write_bytes(whole[:at] + noise + whole[at + len(noise) :])

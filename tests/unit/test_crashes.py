@@ -1,4 +1,4 @@
-"""The crash benchmark finds what a store loses, and a few kills of each operation lose nothing."""
+"""The crash benchmark detects lost writes, and a few kills of each operation lose no data."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from benchmarks.crashes import OPERATIONS, Campaign, Operation, Served, Watch, d
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only works and is killed
 
 
-def test_versions_are_the_acknowledged_one_and_those_begun_since():
-    told = ["begin a 1", "done a 1", "begin a 2", "begin b 1"]
-    assert versions(told) == {"a": {"1", "2"}, "b": {"0", "1"}}
-    assert versions([*told, "done a 2"])["a"] == {"2"}
-    assert differences(versions(told), {"a": "2"}) == []
-    assert len(differences(versions(told), {"a": "0", "b": "2", "c": "1"})) == 3
+def test_possible_versions_are_the_last_acknowledged_and_those_started_later():
+    log_lines = ["begin a 1", "done a 1", "begin a 2", "begin b 1"]
+    assert versions(log_lines) == {"a": {"1", "2"}, "b": {"0", "1"}}
+    assert versions([*log_lines, "done a 2"])["a"] == {"2"}
+    assert differences(versions(log_lines), {"a": "2"}) == []
+    assert len(differences(versions(log_lines), {"a": "0", "b": "2", "c": "1"})) == 3
 
 
-class Early(Campaign):
+class AcknowledgesTrialsEarly(Campaign):
     """Acknowledges a trial before it is written."""
 
     name = "early"
@@ -42,16 +42,16 @@ def kill(kind: type[Operation], folder, monkeypatch, count) -> dict:
 
 
 @pytest.mark.slow
-def test_a_store_that_acknowledges_too_early_is_found(tmp_path, monkeypatch):
-    """A kill must fall between the acknowledgement and the write, which the speed of the machine decides."""
+def test_store_that_acknowledges_too_early_is_detected(tmp_path, monkeypatch):
+    """A kill must occur between acknowledgement and write, which depends on the speed of the machine."""
     for attempt in range(20):
         (folder := tmp_path / str(attempt)).mkdir()
-        if kill(Early, folder, monkeypatch, 15)["faults"]:
+        if kill(AcknowledgesTrialsEarly, folder, monkeypatch, 15)["faults"]:
             return
     pytest.fail("300 kills found no trial that was acknowledged and lost")
 
 
-class EarlyWatch(Watch):
+class AcknowledgesRunsEarly(Watch):
     """Acknowledges a run when its first canary is asked."""
 
     def work(self, tell):
@@ -65,8 +65,8 @@ class Unguarded(Served):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [EarlyWatch, Unguarded])
-def test_a_process_that_breaks_its_promise_is_found(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", [AcknowledgesRunsEarly, Unguarded])
+def test_process_that_violates_its_guarantee_is_detected(kind, tmp_path, monkeypatch):
     for attempt in range(20):
         (folder := tmp_path / str(attempt)).mkdir()
         if kill(kind, folder, monkeypatch, 5)["faults"]:
@@ -78,5 +78,5 @@ SLOW = {Served: [pytest.mark.slow]}
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=SLOW.get(k, ()), id=k.name) for k in OPERATIONS])
-def test_a_few_kills_lose_nothing(kind, tmp_path, monkeypatch):
+def test_few_kills_of_each_operation_lose_no_data(kind, tmp_path, monkeypatch):
     assert kill(kind, tmp_path, monkeypatch, 5)["faults"] == []

@@ -41,20 +41,20 @@ def test_quoted_chunks_are_recovered_and_others_are_not(store):
     crawled = figures(store, {"off": OverlapTarget()}, questions=8, k=3)
     result = crawled.by_target["off"]
     steps = run_crawl(store, RandomWords(), OverlapTarget(), questions=8, k=3).exchanges
-    seen = {i for s in steps for i in s.context}
-    assert 0 < len(seen) < 30
-    assert result.coverage.value == pytest.approx(len(seen) / 30)
+    context_ids = {i for s in steps for i in s.context}
+    assert 0 < len(context_ids) < 30
+    assert result.coverage.value == pytest.approx(len(context_ids) / 30)
     assert result.coverage.low < result.coverage.value < result.coverage.high
     assert result.crr.value == result.crr_at["0.9"].value == result.crr_recall_at["0.9"].value == result.coverage.value
     assert result.crr_ikea.value == pytest.approx(1)
-    assert result.efficiency == pytest.approx(len(seen) / (8 * 3))
+    assert result.efficiency == pytest.approx(len(context_ids) / (8 * 3))
     assert result.answered.value == 1
     assert (result.questions, result.chunks, result.alarms, result.first_alarm) == (8, 30, {}, None)
     assert set(result.crr_at) == {"0.3", "0.7", "0.9"}
     assert (crawled.crr_drop, crawled.ratio) == (None, None)
 
 
-def test_the_curve_records_when_chunks_are_recovered(store):
+def test_curve_records_recovery_by_question_number(store):
     result = figures(store, {"off": OverlapTarget()}, questions=8, k=3).by_target["off"]
     steps = run_crawl(store, RandomWords(), OverlapTarget(), questions=8, k=3).exchanges
     assert result.curve[0] == (0, 0.0, 0.0)
@@ -73,7 +73,7 @@ def test_parts_of_a_reply_recover_their_chunks(store):
     assert (result.segments, result.crr.value) == (4, pytest.approx(3 / 30))
 
 
-def test_a_refusal_covers_no_chunk(store):
+def test_refusal_covers_no_chunk(store):
     result = figures(
         store, {"off": OverlapTarget(declined=(2, 4))}, FixedQuestions(("only1", "only2", "only3", "only4")), k=1
     ).by_target["off"]
@@ -82,26 +82,26 @@ def test_a_refusal_covers_no_chunk(store):
     assert result.efficiency == 0.5
 
 
-def test_decoded_texts_count(store):
+def test_decoded_texts_count_as_recovered(store):
     @dataclass
-    class Decode(FixedQuestions):
+    class DecodingCrawler(FixedQuestions):
         async def extract(self, box, rng):
-            yield COLLECTION[9].text  # before any question: from nowhere
+            yield COLLECTION[9].text  # before any question, so without a source
             await box.ask("only4")
             yield COLLECTION[5].text
 
-    class Coded(OverlapTarget):
+    class EncodingTarget(OverlapTarget):
         async def ask(self, query):
             return replace(await super().ask(query), text="mvmm pqeft mvqqf gvhs wmvv")
 
-    result = figures(store, {"off": Coded()}, Decode(), k=1).by_target["off"]
+    result = figures(store, {"off": EncodingTarget()}, DecodingCrawler(), k=1).by_target["off"]
     assert result.crr.value == pytest.approx(1 / 30)
     assert result.coverage.value == pytest.approx(1 / 30)
     assert result.crr_ikea.value == 0
     assert result.finds[1] == RecoveredText(COLLECTION[5].text, 1)
 
 
-def test_the_guard_is_compared_with_the_bare_system(tmp_path, store):
+def test_guard_is_compared_with_the_system_without_a_guard(tmp_path, store):
     with setting(tmp_path) as lab:
         inside = [d for d in lab.documents if d.source not in {n.source for n in lab.split.nonmembers}]
         guard = lab.guard(Hide(lab.secret))
@@ -119,11 +119,11 @@ def test_the_guard_is_compared_with_the_bare_system(tmp_path, store):
     assert (on.alarms, on.first_alarm, on.touched) == ({"hide": 60}, 1, 60)
 
 
-def test_without_a_reported_context_only_metrics_of_replies_remain(store):
+def test_only_reply_metrics_remain_without_a_reported_context(store):
     crawled = figures(store, {"off": OverlapTarget()}, questions=8, k=3)
     whole, part = (crawl.by_target["off"] for crawl in (crawled, without_context(crawled)))
-    lost = dict.fromkeys(("crr_ikea", "coverage", "area", "efficiency", "verbatim"))
-    assert part == replace(whole, curve=tuple((at, None, crr) for at, _, crr in whole.curve), **lost)
+    removed_metrics = dict.fromkeys(("crr_ikea", "coverage", "area", "efficiency", "verbatim"))
+    assert part == replace(whole, curve=tuple((at, None, crr) for at, _, crr in whole.curve), **removed_metrics)
     assert len(part.curve) > 2
 
 
@@ -150,7 +150,7 @@ def test_a_crawl_without_texts_contains_no_text_of_the_collection(store):
 
 
 def test_a_trace_can_be_measured_without_running_the_crawler(store):
-    """A chunk inside a long reply is recovered by a window, at the number of its question."""
+    """A window finds a chunk inside a long reply, at the number of its question."""
     filler = " ".join(f"Filler {i} says nothing." for i in range(30))
     reply = f"{filler} {COLLECTION[3].text.capitalize()}. {filler}"
     crawler = Crawler("random_words", RandomWords(), {}, store)
@@ -163,7 +163,7 @@ def test_a_trace_can_be_measured_without_running_the_crawler(store):
 
 
 def test_the_progress_of_the_comparison_has_a_total(store):
-    """Chunks and segments of replies; the last count reaches it."""
+    """The total counts chunks and segments of replies. The last count reaches it."""
     totals, counts = [], []
 
     def step(total):
@@ -190,26 +190,26 @@ def test_sessions_with_an_alarm_are_counted_once():
     sessions = [("ann", ["birch", "amber", "birch"]), ("bo", ["amber"]), ("cy", ["amber", "? hm", "birch"])]
     guarded, bare = Guarded(), OverlapTarget()
     done = []
-    met = asyncio.run(replay_benign_sessions(guarded, sessions, bare, progress=done.append))
-    assert sum(done) == met.sessions
-    assert (met.sessions, met.questions) == (3, 7)
-    assert met.alarmed.value == pytest.approx(2 / 3)
-    assert met.alarms == {"a": 2, "b": 2}
-    assert (met.touched, met.changed, met.failed) == (3, 3, 0)
+    replay = asyncio.run(replay_benign_sessions(guarded, sessions, bare, progress=done.append))
+    assert sum(done) == replay.sessions
+    assert (replay.sessions, replay.questions) == (3, 7)
+    assert replay.alarmed.value == pytest.approx(2 / 3)
+    assert replay.alarms == {"a": 2, "b": 2}
+    assert (replay.touched, replay.changed, replay.failed) == (3, 3, 0)
     assert guarded.asked == bare.asked
     assert [client for client, _ in bare.asked] == ["ann"] * 3 + ["bo"] + ["cy"] * 3
 
 
-def test_an_alarm_in_observe_mode_counts_and_changes_nothing(tmp_path):
+def test_alarm_in_observe_mode_is_counted_without_a_change(tmp_path):
     with setting(tmp_path) as lab:
         guard = lab.guard(Hide(lab.secret))
         guard.enforce = False
-        met = asyncio.run(replay_benign_sessions(guard, [("ann", [d.text for d in lab.split.members[:2]])], lab.rag))
-    assert met.alarmed.value == 1
-    assert (met.touched, met.changed) == (0, 0)
+        replay = asyncio.run(replay_benign_sessions(guard, [("ann", [d.text for d in lab.split.members[:2]])], lab.rag))
+    assert replay.alarmed.value == 1
+    assert (replay.touched, replay.changed) == (0, 0)
 
 
-def test_failed_defenses_are_counted_and_no_session_gives_no_rate():
+def test_failed_defenses_are_counted_and_rate_is_none_without_sessions():
     class Failing(OverlapTarget):
         async def ask(self, query):
             return replace(await super().ask(query), verdicts=(flagged(evidence={"error": "KeyError"}),))
@@ -218,7 +218,7 @@ def test_failed_defenses_are_counted_and_no_session_gives_no_rate():
     assert asyncio.run(replay_benign_sessions(OverlapTarget(), [], OverlapTarget())).alarmed is None
 
 
-def test_an_unavailable_target_ends_the_replay():
+def test_unavailable_target_stops_the_replay():
     target = OverlapTarget(breaks_at=1, fault=BackendError("gone", backend="fake", retryable=True))
     with pytest.raises(BackendError, match="gone"):
         asyncio.run(replay_benign_sessions(target, [("ann", ["amber"])], OverlapTarget(), plan=CrawlPlan(waits=())))

@@ -1,4 +1,4 @@
-"""Limits per client: chunks shown, quotations, alarms, and shared evidence."""
+"""Limits per client: shown chunks, quotations, alarms and evidence shared between processes."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -38,8 +38,8 @@ def found(numbers):
     return Retrieval(tuple(Hit(chunk(n), 0.5 - i / 100) for i, n in enumerate(numbers)), BACKGROUND, exhausted=True)
 
 
-class Dump(Generator):
-    """Repeats its context, or a given text."""
+class RepeatsContext(Generator):
+    """Repeats its context, or writes a fixed text."""
 
     def __init__(self, words=10**6):
         self.words = words
@@ -58,7 +58,7 @@ def ask(limit, numbers, client="ann", text="what then", dump=True, k=5, tenant="
         outcome = await limit.on_retrieve(query, found(numbers))
         hits = outcome.value.hits[:k]
         prompt = Prompt(text, tuple(h.document for h in hits), "", query.id)
-        return outcome, await join_stream(limit.on_generate(Dump(10**6 if dump else 0)).stream(prompt))
+        return outcome, await join_stream(limit.on_generate(RepeatsContext(10**6 if dump else 0)).stream(prompt))
 
     return asyncio.run(go())
 
@@ -71,7 +71,7 @@ def level(limit, client="ann"):
     return limit.evidence.level(Query("", client))
 
 
-def test_the_last_new_chunks_of_a_day_are_the_nearest():
+def test_nearest_chunks_are_kept_when_the_daily_quota_ends():
     limit = CrawlLimit(questions=2)
     for numbers, shown in ((range(5), range(5)), ((5, 0, 6, 7), (5, 0, 6, 7)), ((20, 1, 21, 22, 2), (20, 1, 21, 2))):
         assert ids(ask(limit, numbers, dump=False)[0]) == [f"d{n}" for n in shown]
@@ -89,7 +89,7 @@ def long_documents(words, seed=0):
     return [Document(f"long{seed}-{n}", " ".join(f"w{i}" for i in rng.integers(0, 10**6, words))) for n in range(5)]
 
 
-def test_long_answer_from_long_documents_is_no_evidence():
+def test_long_answer_from_long_documents_is_not_evidence():
     limit = CrawlLimit()
     for number in range(4):
         documents = long_documents(400, seed=number)
@@ -98,7 +98,7 @@ def test_long_answer_from_long_documents_is_no_evidence():
     assert level(limit) is CLEAR
 
 
-def test_half_of_the_context_is_the_limit_of_an_answer_from_long_documents():
+def test_answer_from_long_documents_quotes_at_most_half_of_the_context():
     documents = long_documents(400)
     text = " ".join(d.text for d in documents[:3])
     limit = CrawlLimit()
@@ -106,7 +106,7 @@ def test_half_of_the_context_is_the_limit_of_an_answer_from_long_documents():
     assert level(limit) is SUSPECTED
 
 
-def test_texts_that_were_shown_recently_are_the_null_where_no_others_were_found():
+def test_recently_shown_texts_are_the_baseline_if_no_other_texts_were_retrieved():
     limit = CrawlLimit()
     for numbers in (range(5), range(5, 10)):
         query = Query("what then", "ann", "default", 5)
@@ -118,7 +118,7 @@ def test_text_without_quotations_is_unchanged():
     assert ask(CrawlLimit(quote_words=1), range(5), dump=False)[1] == "nothing of the kind"
 
 
-def test_every_client_gets_the_daily_number_of_questions():
+def test_each_client_gets_new_chunks_for_the_daily_number_of_questions():
     limit = CrawlLimit(questions=20)
     for question in range(20):
         outcome, _ = ask(limit, range(5 * question, 5 * question + 8), dump=False)
@@ -131,7 +131,7 @@ def test_every_client_gets_the_daily_number_of_questions():
     assert len(ids(outcome)) == 5
 
 
-def test_client_with_only_verbatim_answers_is_alarmed_and_shown_nothing_new():
+def test_client_with_only_verbatim_answers_is_alarmed_and_gets_no_new_chunks():
     limit = CrawlLimit(quote_words=50)
     levels = []
     for question in range(6):
@@ -146,20 +146,20 @@ def test_client_with_only_verbatim_answers_is_alarmed_and_shown_nothing_new():
     assert [hit.document.id for hit in ask(limit, [90, 1, 2, 91, 3])[0].value.hits] == ["d1", "d2"]  # half as many
 
 
-def test_the_same_question_again_is_one_piece_of_evidence():
+def test_repeated_question_counts_as_evidence_once():
     limit = CrawlLimit(quote_words=50)
     for _ in range(8):
         ask(limit, range(5))
     assert level(limit) is SUSPECTED
 
 
-def test_suspected_client_is_quoted_a_share_of_a_chunk_in_total():
+def test_suspected_client_gets_at_most_the_exposure_share_of_a_chunk_in_total():
     limit = CrawlLimit(quote_words=10, short_quote_words=40, exposure=0.3, alarm=1e-9)
     quoted = {word for _ in range(4) for word in ask(limit, [0], k=1)[1].split()}
     assert len(quoted) <= 0.3 * 60
 
 
-def test_questions_repeating_earlier_answers_are_evidence():
+def test_questions_that_repeat_earlier_answers_are_evidence():
     limit, text = CrawlLimit(quote_words=1000), "what then"
     for question in range(1, 9):
         _, text = ask(limit, [question], k=1, text=" ".join(text.split()[-12:]))
@@ -170,9 +170,9 @@ def test_questions_repeating_earlier_answers_are_evidence():
     assert level(other) is CLEAR
 
 
-def test_verdicts_on_a_client_that_crawls_on_after_its_alarm_are_stored(store):
+def test_verdicts_on_an_alarmed_client_that_continues_to_crawl_are_stored(store):
     limit, query = CrawlLimit(quote_words=1000, store=store), Query("what then", client="ann")
-    for question in range(300):  # each repeats the answer before
+    for question in range(300):  # each question repeats the previous answer
         limit.evidence.record_question(query)
         limit.evidence.record_answer(query, chunk(question).text, {f"d{question}": 1}, [], True)
         query = Query(chunk(question).text, client="ann")
@@ -183,7 +183,7 @@ def test_verdicts_on_a_client_that_crawls_on_after_its_alarm_are_stored(store):
     assert [event.body["flagged"] for event in store.scan("verdict")] == [True]
 
 
-def test_repeating_an_own_question_is_no_evidence():
+def test_repetition_of_the_clients_own_question_is_not_evidence():
     limit = CrawlLimit(quote_words=1000)
     for _ in range(10):
         ask(limit, [3], k=1, text=f"what about this: {chunk(3).text}")
@@ -191,15 +191,15 @@ def test_repeating_an_own_question_is_no_evidence():
 
 
 def posts(shared, seed=0, count=5, own=25):
-    """Short posts that begin with the same words, and differ in the rest."""
+    """Short posts with a common beginning and different continuations."""
     rng = np.random.default_rng(seed)
     opening = " ".join(f"s{seed}x{i}" for i in range(shared))
     rest = [" ".join(f"w{i}" for i in rng.integers(0, 10**6, own)) for _ in range(count)]
     return [Document(f"p{seed}-{number}", f"{opening} {text}") for number, text in enumerate(rest)]
 
 
-class Says(Generator):
-    """Gives the same answer always."""
+class FixedAnswer(Generator):
+    """Always generates the same answer."""
 
     def __init__(self, text):
         self.text = text
@@ -209,20 +209,20 @@ class Says(Generator):
 
 
 def answer_from(limit, documents, text, question="what then", client="ann"):
-    """The answer to a client that reads some documents, from a generator that says a text."""
+    """Returns the answer to a client whose context is ``documents``, from a generator that always writes ``text``."""
     query = Query(question, client)
     hits = tuple(Hit(d, 0.5) for d in documents)
 
     async def go():
         await limit.on_retrieve(query, Retrieval(hits, BACKGROUND, exhausted=True))
         return await join_stream(
-            limit.on_generate(Says(text)).stream(Prompt(question, tuple(documents[:5]), "", query.id))
+            limit.on_generate(FixedAnswer(text)).stream(Prompt(question, tuple(documents[:5]), "", query.id))
         )
 
     return asyncio.run(go())
 
 
-def test_text_that_several_chunks_share_counts_for_one_of_them():
+def test_text_shared_by_several_chunks_counts_for_one_chunk():
     limit = CrawlLimit()
     for number in range(20):
         documents = posts(shared=20, seed=number)
@@ -232,7 +232,7 @@ def test_text_that_several_chunks_share_counts_for_one_of_them():
     assert len(limit.evidence.exposed_chunks(Query("", "ann"))) == 20
 
 
-def test_chunks_that_are_repeated_beyond_the_shared_text_count_each():
+def test_each_chunk_that_is_quoted_beyond_the_shared_text_counts():
     limit = CrawlLimit()
     for number in range(4):
         documents = posts(shared=10, seed=number)
@@ -241,8 +241,8 @@ def test_chunks_that_are_repeated_beyond_the_shared_text_count_each():
     assert level(limit) is ALARMED
 
 
-def test_copies_of_forms_that_share_most_words_count():
-    """A form of which an answer to other questions contains three quarters is still disclosed by a whole copy."""
+def test_copies_of_forms_with_a_common_template_count():
+    """A filled-in form is disclosed by a whole copy, even if another answer contains three quarters of its words."""
     limit = CrawlLimit()
     for number in range(4):
         documents = posts(shared=46, seed=number, count=10, own=14)
@@ -251,19 +251,19 @@ def test_copies_of_forms_that_share_most_words_count():
     assert level(limit) is ALARMED
 
 
-def test_words_that_all_forms_share_expose_no_chunk_in_several_answers():
-    """They are chance, also those that an earlier answer disclosed."""
+def test_template_words_in_several_answers_expose_no_chunk():
+    """They are in the baseline, even if an earlier answer disclosed them."""
     limit = CrawlLimit()
     documents = posts(shared=30, count=10, own=15)
     words = documents[0].text.split()
     for text in (" ".join(words[:24]), " ".join(words[:30])):
-        for number in range(5):  # the credit of the shared words goes to another chunk each time
+        for number in range(5):  # the shared words are attributed to another chunk each time
             assert answer_from(limit, documents[number:] + documents[:number], text, question="how") == text
     assert len(limit.evidence.exposed_chunks(Query("", "ann"))) == 0
 
 
-def test_shared_words_hide_no_other_words_of_a_chunk():
-    """Chance is what the chunk itself has in common with texts that were not shown."""
+def test_template_words_do_not_mask_other_words_of_a_chunk():
+    """The baseline of a chunk is its overlap with texts that were not shown."""
     limit = CrawlLimit()
     template, own = ([f"{letter}q{i}z" for i in range(size)] for letter, size in (("u", 30), ("c", 40)))
     forms = posts(shared=0, count=9, own=20)
@@ -274,8 +274,8 @@ def test_shared_words_hide_no_other_words_of_a_chunk():
 
 
 def observe(limit, numbers, dump=True):
-    """Asks in observe mode; returns the verdict, the answer, and what the bare generator answers."""
-    query, bare = Query("what then", "ann"), Dump(10**6 if dump else 0)
+    """Asks in observe mode. Returns the verdict, the answer, and the answer of the generator without a guard."""
+    query, bare = Query("what then", "ann"), RepeatsContext(10**6 if dump else 0)
 
     async def go():
         limit.sync()
@@ -287,7 +287,7 @@ def observe(limit, numbers, dump=True):
     return asyncio.run(go())
 
 
-def test_observe_mode_measures_answers_and_changes_none(store):
+def test_observe_mode_measures_answers_without_changing_them(store):
     limit, cut = CrawlLimit(quote_words=50, store=store), []
     for question in range(6):
         verdict, answer, bare = observe(limit, range(5 * question, 5 * question + 5))
@@ -298,7 +298,7 @@ def test_observe_mode_measures_answers_and_changes_none(store):
     assert verdict.flagged and level(limit) is ALARMED
 
 
-def test_observe_mode_counts_the_words_of_an_answer_to_its_end(caplog):
+def test_observe_mode_counts_all_words_of_an_answer(caplog):
     observed, enforced = (CrawlLimit(quote_words=10**6, whole=10) for _ in range(2))
     observe(observed, range(3))
     ask(enforced, range(3))
@@ -308,7 +308,7 @@ def test_observe_mode_counts_the_words_of_an_answer_to_its_end(caplog):
 
 
 def crawl(limit, questions, client="ann"):
-    """Asks questions about other chunks; returns the last verdicts about the answer and about the client."""
+    """Asks about other chunks each time. Returns the last verdicts on the answer and on the client."""
     for question in range(questions):
         with collect_verdicts() as about_answer:
             outcome, _ = ask(limit, range(5 * question, 5 * question + 5), client)
@@ -328,19 +328,19 @@ def crawl(limit, questions, client="ann"):
         ({"exposure": 1.0, "quote_words": 100, "short_quote_words": 9}, 3, "short_quote_words"),
     ],
 )
-def test_the_operator_sees_which_limit_cut_an_answer(options, questions, cut):
+def test_verdict_names_the_limit_that_cut_an_answer(options, questions, cut):
     found, _ = crawl(CrawlLimit(**options), questions)
     assert found == [(cut, True, False)]
 
 
-def test_a_cut_by_the_budget_of_the_tenant_says_so():
+def test_verdict_reason_names_the_tenant_budget_after_a_cut():
     with collect_verdicts() as found:
         ask(CrawlLimit(tenant_budget=40), range(5))
     assert found[-1].evidence == {"cut": "tenant_budget", "most": 40}
     assert "all clients of the tenant together" in reason("crawl_limit", found[-1].evidence)
 
 
-def test_the_operator_sees_in_observe_mode_which_limit_would_cut_an_answer():
+def test_observe_mode_verdict_names_the_limit_that_would_cut_an_answer():
     limit = CrawlLimit(quote_words=50)
     with collect_verdicts() as found:
         observe(limit, range(5))
@@ -348,7 +348,7 @@ def test_the_operator_sees_in_observe_mode_which_limit_would_cut_an_answer():
     assert [(v.evidence, v.enforced) for v in found] == [({"cut": "quote_words", "most": 50}, False)]
 
 
-def test_a_verdict_compares_the_evidence_with_the_limit_that_alarms_the_client():
+def test_verdict_threshold_is_the_evidence_that_alarms_the_client():
     limit = CrawlLimit(quote_words=10)
     before = [crawl(limit, 1)[1]]
     while not before[-1].flagged:
@@ -359,7 +359,9 @@ def test_a_verdict_compares_the_evidence_with_the_limit_that_alarms_the_client()
     crawl(limit, 2, client="eve")
     make_suspected(limit)
     assert ask(limit, range(5), client="bob")[0].verdict.threshold == crawl_evidence.SUSPICION
-    eve = ask(limit, range(5), client="eve", dump=False)[0].verdict  # what it did before does not alarm it
+    eve = ask(limit, range(5), client="eve", dump=False)[
+        0
+    ].verdict  # events before the tenant was suspected do not alarm the client
     assert crawl_evidence.SUSPICION < eve.score < eve.threshold and not eve.flagged
 
 
@@ -379,7 +381,7 @@ def test_a_failing_measurement_does_not_change_an_answer(monkeypatch, caplog):
     assert answer == bare and "could not measure" in caplog.text
 
 
-def test_several_crawlers_make_all_clients_of_the_tenant_suspected():
+def test_several_crawlers_set_all_clients_of_the_tenant_to_suspected():
     limit = CrawlLimit(quote_words=50, colluders=2)
     for client in ("ann", "bob"):
         assert level(limit, "eve") is CLEAR
@@ -389,7 +391,7 @@ def test_several_crawlers_make_all_clients_of_the_tenant_suspected():
     assert limit.evidence.level(Query("", "eve", "elsewhere")) is CLEAR
 
 
-def test_false_alarm_rate_of_harmless_clients_is_bounded():
+def test_false_alarm_rate_of_benign_clients_is_bounded():
     """Sessions of 50 questions, with each event at the highest assumed rate."""
     rng = np.random.default_rng(0)
     alarms = 0
@@ -408,9 +410,9 @@ def test_evidence_is_an_e_value_and_the_mean_of_one_cusum_for_each_rate():
     rng = np.random.default_rng(1)
     for test in (*crawl_evidence.TESTS.values(), *crawl_evidence.TENANT_TESTS.values()):
         assert sum(test.crawlers.values()) == pytest.approx(1)
-        before = [1000.0] * len(test.crawlers)  # far from 1, below which no CUSUM falls
+        before = [1000.0] * len(test.crawlers)  # far from 1, the lower limit of a CUSUM
         happened, not_happened = (np.array(test.step(before, x)) for x in (True, False))
-        mean = test.harmless * happened + (1 - test.harmless) * not_happened  # over harmless clients
+        mean = test.harmless * happened + (1 - test.harmless) * not_happened  # over benign clients
         assert mean == pytest.approx(before)
         events, cusums = rng.random(30) < 0.15, test.start()
         for happened in events:
@@ -423,7 +425,7 @@ def test_evidence_is_an_e_value_and_the_mean_of_one_cusum_for_each_rate():
 
 
 @pytest.mark.parametrize("between", [2, 5, 10])
-def test_harmless_questions_between_copied_answers_do_not_dilute_the_evidence(between):
+def test_benign_questions_between_copied_answers_do_not_reduce_the_evidence(between):
     limit = CrawlLimit(quote_words=50, questions=1000, budget=10**6)
     for number in range(14):
         ask(limit, range(5 * number, 5 * number + 5))
@@ -467,7 +469,7 @@ def test_evidence_expires(monkeypatch):
     assert level(limit) is not ALARMED
 
 
-def test_interrupted_answer_is_recorded_too():
+def test_interrupted_answer_is_recorded():
     limit = CrawlLimit()
     query = Query("what", "ann", k=1)
 
@@ -493,7 +495,7 @@ def test_invalid_options_are_refused(wrong):
         CrawlLimit(**wrong)
 
 
-def test_one_answer_quotes_few_chunks_whole():
+def test_one_answer_quotes_at_most_three_whole_chunks():
     outcome, text = ask(CrawlLimit(quote_words=1000), range(5))
     assert len(ids(outcome)) == 5
     words = text.split()
@@ -502,7 +504,7 @@ def test_one_answer_quotes_few_chunks_whole():
     assert sum(w in ask(CrawlLimit(quote_words=1000), range(2), k=2)[1].split() for w in chunk(1).text.split()) <= 18
 
 
-def test_daily_number_of_whole_chunks_equals_that_of_questions():
+def test_daily_limit_of_whole_chunks_equals_the_daily_limit_of_questions():
     limit, whole = CrawlLimit(questions=4), 0
     for question in range(8):
         _, text = ask(limit, [question], k=1)
@@ -511,26 +513,26 @@ def test_daily_number_of_whole_chunks_equals_that_of_questions():
     assert level(limit) is CLEAR  # no evidence
 
 
-def test_colluders_are_detected_and_share_one_record_of_quotations():
+def test_colluding_clients_are_detected_and_share_one_exposure_limit():
     limit = CrawlLimit(quote_words=1000)
     for name in range(4):
         ask(limit, range(5 * name, 5 * name + 5), client=f"c{name}")
     assert level(limit, "bystander") is SUSPECTED
-    assert level(limit, "c0") is SUSPECTED  # none of them alone is alarmed
+    assert level(limit, "c0") is SUSPECTED  # no client is alarmed on its own
     text = ask(limit, range(5), client="bystander")[1]
     assert len(text.split()) <= 0.3 * 60 + 3 * 60  # the part quoted to c0, and no further whole chunk
     new = ask(limit, range(50, 55), client="bystander")[1]
     assert len(new.split()) <= 0.3 * 60
 
 
-def test_a_popular_question_with_a_long_answer_is_no_collusion():
+def test_popular_question_with_a_long_answer_is_not_collusion():
     limit = CrawlLimit(quote_words=50)
     for client in range(60):
         ask(limit, range(5), client=f"c{client}")
     assert not limit.evidence.is_colluding("default")
 
 
-def test_what_honest_clients_were_told_does_not_hide_colluders():
+def test_answers_to_benign_clients_do_not_mask_colluding_clients():
     limit = CrawlLimit(quote_words=50)
     for number in range(30):  # short answers about the chunks that are crawled afterwards
         chunks = [chunk(n) for n in range(5 * number, 5 * number + 5)]
@@ -541,7 +543,7 @@ def test_what_honest_clients_were_told_does_not_hide_colluders():
 
 
 def continue_an_answer(limit, number, client):
-    """Asks with the words of the answer before, and is given one whole chunk: no answer reaches a limit."""
+    """Asks with words of the previous answer and receives one whole chunk. No answer reaches a limit."""
     before = chunk(number - 1).text.split()
     query = Query(f"go on: {' '.join(before[-20:])}", client)
     limit.evidence.record_question(query)
@@ -549,7 +551,7 @@ def continue_an_answer(limit, number, client):
 
 
 @pytest.mark.parametrize("clients", [20, 100])
-def test_clients_who_repeat_answers_to_one_another_crawl_together(clients):
+def test_clients_that_repeat_each_others_answers_are_colluding(clients):
     limit = CrawlLimit()
     for number in range(1, 8):
         continue_an_answer(limit, number, f"c{number % clients}")
@@ -557,66 +559,66 @@ def test_clients_who_repeat_answers_to_one_another_crawl_together(clients):
     assert level(limit, "bystander") is SUSPECTED
 
 
-def test_what_no_other_client_was_told_is_no_collusion():
+def test_client_that_repeats_only_its_own_answers_is_not_colluding():
     limit = CrawlLimit(alarm=1e-9)
     for number in range(1, 40):
         continue_an_answer(limit, number, "ann")
     assert not limit.evidence.is_colluding("default")
 
 
-def test_many_clients_may_ask_what_an_answer_says():
-    """A popular question is in an answer to another client: only the first client that asks it counts."""
+def test_clients_that_ask_the_same_question_from_one_answer_are_not_colluding():
+    """Only the first client that asks a question from an answer to another client counts."""
     limit = CrawlLimit()
-    asked = "how long does the northern bridge stay closed for repairs"
-    limit.evidence.record_answer(Query("q", "ann"), f"Many ask {asked} this year", {}, (), False)
+    popular_question = "how long does the northern bridge stay closed for repairs"
+    limit.evidence.record_answer(Query("q", "ann"), f"Many ask {popular_question} this year", {}, (), False)
     for client in range(30):
-        limit.evidence.record_question(Query(asked, f"c{client}"))
+        limit.evidence.record_question(Query(popular_question, f"c{client}"))
     assert not limit.evidence.is_colluding("default")
 
 
-def tell(limit, client, questions):
-    """Gives a client an answer that contains questions."""
+def record_answer_containing(limit, client, questions):
+    """Records an answer to the client that contains the questions."""
     limit.evidence.record_answer(Query("q", client), f"Many ask {' and '.join(questions)}", {}, (), False)
 
 
 QUESTIONS = [f"how long does bridge {i} of river {i} stay closed for repairs" for i in range(8)]
 
 
-def test_a_client_whose_answers_others_repeat_counts_once():
+def test_client_whose_answers_are_repeated_counts_once():
     limit = CrawlLimit()
-    tell(limit, "mallory", QUESTIONS)
+    record_answer_containing(limit, "mallory", QUESTIONS)
     for number, question in enumerate(QUESTIONS):
         limit.evidence.record_question(Query(question, f"c{number}"))
     assert level(limit, "bystander") is CLEAR
     colluders = CrawlLimit()
     for number, question in enumerate(QUESTIONS):
-        tell(colluders, f"told{number}", [question])
+        record_answer_containing(colluders, f"told{number}", [question])
         colluders.evidence.record_question(Query(question, f"c{number}"))
     assert level(colluders, "bystander") is SUSPECTED
 
 
-def test_a_counted_client_and_a_new_one_are_no_two_events():
+def test_question_that_repeats_a_counted_and_a_new_client_is_not_a_second_event():
     limit = CrawlLimit()
-    tell(limit, "mallory", QUESTIONS)
+    record_answer_containing(limit, "mallory", QUESTIONS)
     for number, question in enumerate(QUESTIONS):
-        tell(limit, f"new{number}", [f"{number} stay closed for repairs this long year"])
+        record_answer_containing(limit, f"new{number}", [f"{number} stay closed for repairs this long year"])
         limit.evidence.record_question(Query(f"{question} this long year", f"c{number}"))
     assert not limit.evidence.is_colluding("default")
 
 
-def test_words_told_to_a_counted_client_hide_no_collusion():
+def test_words_from_answers_to_a_counted_client_do_not_mask_collusion():
     limit, counted = CrawlLimit(), [f"a{n} b{n} c{n} d{n} e{n} f{n}" for n in range(8)]
-    tell(limit, "mallory", [*counted, QUESTIONS[0]])
+    record_answer_containing(limit, "mallory", [*counted, QUESTIONS[0]])
     limit.evidence.record_question(Query(QUESTIONS[0], "eve"))
     for number, question in enumerate(QUESTIONS[1:]):
-        tell(limit, f"told{number}", [question])
+        record_answer_containing(limit, f"told{number}", [question])
         limit.evidence.record_question(Query(f"{question} {counted[number]}", f"c{number}"))
     assert limit.evidence.is_colluding("default")
 
 
-def test_a_client_whose_answers_others_repeat_counts_once_over_all_processes(store):
+def test_client_whose_answers_are_repeated_counts_once_over_all_processes(store):
     limits = [CrawlLimit(store=store) for _ in QUESTIONS]
-    tell(limits[0], "mallory", QUESTIONS)
+    record_answer_containing(limits[0], "mallory", QUESTIONS)
     store.flush()
     for limit in limits:
         limit.sync()
@@ -635,9 +637,9 @@ def make_suspected(limit):
     assert limit.evidence.is_colluding("default")
 
 
-def test_suspected_tenant_alarms_no_client_for_what_it_did_before():
+def test_client_is_not_alarmed_for_events_before_its_tenant_was_suspected():
     limit, query = CrawlLimit(), Query("q", "ann")
-    tell(limit, "ann", QUESTIONS)
+    record_answer_containing(limit, "ann", QUESTIONS)
     limit.evidence.record_question(Query(QUESTIONS[0], "ann"))  # repeats an answer, before the tenant is suspected
     make_suspected(limit)
     limit.evidence.record_question(Query("a question of more than six words about nothing that was said", "ann"))
@@ -649,17 +651,17 @@ def test_suspected_tenant_alarms_no_client_for_what_it_did_before():
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_what_a_tenant_was_told_expires(monkeypatch, late):
+def test_phrases_in_answers_to_a_tenant_expire(monkeypatch, late):
     """Also if newer answers of another process were read before."""
     now = [10**9]
     monkeypatch.setattr(crawl_evidence.time, "time", lambda: now[0])
     limit = CrawlLimit(hours=1)
     if late:
         now[0] += 10
-        tell(limit, "newer", ["a question of no other client"])
+        record_answer_containing(limit, "newer", ["a question of no other client"])
         now[0] -= 10
     for number, question in enumerate(QUESTIONS):
-        tell(limit, f"told{number}", [question])
+        record_answer_containing(limit, f"told{number}", [question])
     now[0] += 3601
     for number, question in enumerate(QUESTIONS):
         limit.evidence.record_question(Query(question, f"c{number}"))
@@ -669,8 +671,8 @@ def test_what_a_tenant_was_told_expires(monkeypatch, late):
     assert not limit.evidence._tenant("default").phrases
 
 
-def test_phrases_of_events_of_earlier_versions_are_ignored(store):
-    """Their checksums were of another kind; what the answer disclosed counts."""
+def test_phrases_in_events_of_earlier_versions_are_ignored(store):
+    """Their checksums have another format. The words that the answer disclosed count."""
     phrases = crawl_evidence._pack(crawl_evidence._phrase_hashes(QUESTIONS[0], "default"))
     body = {"tenant": "default", "client": "ann", "told": phrases, "covered": {"d0": "7"}}
     store.append(Event("e", datetime.now(UTC), crawl_evidence.KIND, body))
@@ -682,7 +684,7 @@ def test_phrases_of_events_of_earlier_versions_are_ignored(store):
     assert limit.evidence.disclosed(query, "d0") == 7
 
 
-def test_colluding_client_is_alarmed_by_one_event_and_bystanders_are_not():
+def test_one_event_alarms_a_colluding_client_but_no_other_client():
     limit = CrawlLimit(quote_words=1000)
     for name in range(5):
         ask(limit, range(5 * name, 5 * name + 5), client=f"c{name}")
@@ -693,7 +695,7 @@ def test_colluding_client_is_alarmed_by_one_event_and_bystanders_are_not():
     assert ids(outcome) == []
 
 
-def test_words_disclosed_to_a_tenant_expire_like_those_of_a_client(monkeypatch):
+def test_words_disclosed_to_a_tenant_expire(monkeypatch):
     now = [10**9]
     monkeypatch.setattr(crawl_evidence.time, "time", lambda: now[0])
     evidence, query = CrawlLimit(hours=1).evidence, Query("q", "ann")
@@ -707,7 +709,7 @@ def test_words_disclosed_to_a_tenant_expire_like_those_of_a_client(monkeypatch):
     assert (evidence.disclosed_to_tenant("default", "a"), evidence.tenant_words("default")) == (0b1, 2)
 
 
-def test_single_crawler_does_not_incriminate_other_clients():
+def test_single_crawler_does_not_raise_the_level_of_other_clients():
     limit = CrawlLimit(quote_words=50)
     for question in range(30):
         ask(limit, range(5 * question, 5 * question + 5))
@@ -715,7 +717,7 @@ def test_single_crawler_does_not_incriminate_other_clients():
     assert level(limit, "bystander") is CLEAR
 
 
-def test_harmless_tenants_are_seldom_suspected():
+def test_benign_tenants_are_rarely_suspected():
     rng, suspected = np.random.default_rng(3), 0
     for tenant in range(40):
         limit = CrawlLimit(alarm=1e-3)
@@ -726,7 +728,7 @@ def test_harmless_tenants_are_seldom_suspected():
     assert suspected <= 4  # 4,000 questions, one in a thousand
 
 
-def test_topics_need_a_reindexing(tmp_path):
+def test_topic_limit_requires_a_reindexed_collection(tmp_path):
     limit = CrawlLimit(topics=1, folder=tmp_path)
     with pytest.raises(DataError, match="casemate reindex"):
         ask(limit, range(3))

@@ -1,4 +1,4 @@
-"""The budget of new words by client and tenant: what any number of clients obtain, in whatever form."""
+"""The budget of new words by client and tenant: an upper bound on what clients obtain, in any encoding."""
 
 import asyncio
 import base64
@@ -23,12 +23,12 @@ from casemate.types import Document, Hit, Prompt, Query, Retrieval, SimilaritySt
 from tests.disguises import MORSE
 
 WORDS = 40
-"""Words of a chunk. All are content words that no other chunk has."""
+"""Words of a chunk: content words that occur in no other chunk."""
 
 
 def chunk(number):
     rng = np.random.default_rng(number)
-    letters = rng.choice(list("eeeetttaaaooiinnsshhrrddlucmfwgypbvk"), (WORDS, 8))  # as frequent as in English
+    letters = rng.choice(list("eeeetttaaaooiinnsshhrrddlucmfwgypbvk"), (WORDS, 8))  # letter frequencies of English
     return Document(f"d{number}", " ".join("".join(word) for word in letters))
 
 
@@ -56,8 +56,8 @@ FORMS = {
 """Encoders and decoders."""
 
 
-class Writes(Generator):
-    """Repeats its context in a form."""
+class EncodesContext(Generator):
+    """Repeats its context in one of ``FORMS``."""
 
     def __init__(self, form="plain"):
         self.encode = FORMS[form][0]
@@ -80,9 +80,9 @@ async def answer(limit, generator, numbers, client, tenant="default", text="what
 
 
 def obtained(replies, form, chunks=60):
-    """The words of the collection among the decoded replies."""
-    known = {word for n in range(chunks) for word in chunk(n).text.split()}
-    return known & {w for r in replies for w in FORMS[form][1](r).replace("|", " ").split()}
+    """Returns the words of the collection that occur in the decoded replies."""
+    vocabulary = {word for n in range(chunks) for word in chunk(n).text.split()}
+    return vocabulary & {w for r in replies for w in FORMS[form][1](r).replace("|", " ").split()}
 
 
 def open_limit(**options):
@@ -93,12 +93,12 @@ def open_limit(**options):
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
 def test_clients_obtain_at_most_their_budgets_together(clients, form):
-    """n clients with a budget of B words obtain at most n * B words, whatever they ask for."""
+    """n clients with a budget of B words obtain at most n * B words, for any questions."""
     limit, budget = open_limit(budget=150), 150
 
     async def crawl():
         return [
-            await answer(limit, Writes(form), range(5 * i, 5 * i + 5), f"client {c}")
+            await answer(limit, EncodesContext(form), range(5 * i, 5 * i + 5), f"client {c}")
             for c in range(clients)
             for i in range(4 * c, 4 * c + 4)
         ]
@@ -109,22 +109,22 @@ def test_clients_obtain_at_most_their_budgets_together(clients, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_short_answer_in_another_form_is_decoded_at_its_end_before_it_is_sent(form):
+def test_end_of_a_short_encoded_answer_is_decoded_before_it_is_sent(form):
     limit, cut = CrawlLimit(quote_words=10), Document("d", " ".join(chunk(0).text.split()[:20]))
-    reply = asyncio.run(answer(limit, Writes(form), [0, 1], "ann", make=lambda n: chunk(1) if n else cut))
+    reply = asyncio.run(answer(limit, EncodesContext(form), [0, 1], "ann", make=lambda n: chunk(1) if n else cut))
     assert len(obtained([reply], form)) <= 10 + UNDECODED_LETTERS // 8
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_text_in_another_form_is_decoded_before_it_is_sent(form):
-    """One answer discloses at most the quote limit, whatever its form: no block of encoded text slips through."""
+def test_encoded_text_is_decoded_before_it_is_sent(form):
+    """One answer discloses at most the quote limit in any encoding. No block of encoded text is sent undecoded."""
     limit = CrawlLimit(quote_words=30, whole=10**6, exposure=1.0, questions=10**4, budget=10**6)
-    reply = asyncio.run(answer(limit, Writes(form), range(5), "ann"))
+    reply = asyncio.run(answer(limit, EncodesContext(form), range(5), "ann"))
     assert len(obtained([reply], form)) <= 30 + UNDECODED_LETTERS // 8 + MIN_CHAIN
 
 
 def _key_cipher(text, sign):
-    """Moves each letter by the next letter of a key: no decoder tries keys."""
+    """Shifts each letter by the next letter of a key (Vigenere cipher). No decoder tries keys."""
     return "".join(
         chr(97 + (ord(c) - 97 + sign * (ord("lemonade"[i % 8]) - 97)) % 26) if c.isalpha() else c
         for i, c in enumerate(text)
@@ -138,8 +138,8 @@ def note(number):
     return Document(f"n{number}", NOTES[number])
 
 
-class Enciphers(Writes):
-    """Repeats a part of its context in a cipher with a key, for the client that it is asked by."""
+class Enciphers(EncodesContext):
+    """Repeats a part of its context in a keyed cipher."""
 
     def __init__(self, part=slice(None)):
         super().__init__()
@@ -147,30 +147,30 @@ class Enciphers(Writes):
 
 
 def sent_words(replies):
-    """Words of the notes among the deciphered replies."""
-    known = {word for text in NOTES for word in text.lower().split()}
-    return [sum(word in known for word in _key_cipher(reply, -1).split()) for reply in replies]
+    """Returns the words of the notes in the deciphered replies."""
+    vocabulary = {word for text in NOTES for word in text.lower().split()}
+    return [sum(word in vocabulary for word in _key_cipher(reply, -1).split()) for reply in replies]
 
 
-def test_unreadable_answers_count_as_copies():
-    """A client that asks for a cipher with a key obtains no more than its budget, and is limited afterwards."""
+def test_undecodable_answers_count_as_copies():
+    """A client that asks for a keyed cipher obtains at most its budget, and its grade is reduced."""
     limit = open_limit(budget=300)
     crawl = [answer(limit, Enciphers(), range(5 * i, 5 * i + 5), "ann", make=note) for i in range(4)]
     replies = [asyncio.run(one) for one in crawl]
-    assert 0 < sum(sent_words(replies)) <= 1.05 * 300  # words are estimated by their letters
+    assert 0 < sum(sent_words(replies)) <= 1.05 * 300  # words are estimated from their letters
     assert limit.evidence.disclosed_words(Query("", "ann")) > 200
     assert limit.grade(Query("", "ann")) is not Grade.FULL
 
 
-def test_unreadable_answers_count_for_the_tenant_and_each_client():
-    """Ten clients ask for different parts of the same notes in a cipher."""
+def test_undecodable_answers_are_charged_to_the_tenant_and_each_client():
+    """Ten clients ask for different parts of the same notes in a keyed cipher."""
     limit = open_limit(budget=10_000, tenant_budget=300)
     crawl = [answer(limit, Enciphers(slice(40 * i, 40 * i + 60)), range(5), f"c{i}", make=note) for i in range(10)]
     assert sum(sent_words([asyncio.run(one) for one in crawl])) <= 1.05 * 300
     assert limit.evidence.tenant_words("default") > 200
 
 
-def test_an_answer_that_is_not_read_to_its_end_is_counted():
+def test_partially_consumed_answer_is_counted():
     limit = open_limit(budget=10_000)
     query = Query("q", "ann")
     for _ in range(20):
@@ -182,15 +182,15 @@ def test_an_answer_that_is_not_read_to_its_end_is_counted():
 
 
 @pytest.mark.parametrize("bits", [0, 1, 0b1011001, (1 << 300) - 1, 0b1110 << 200])
-def test_lowest_bits(bits):
+def test_lowest_returns_the_lowest_set_bits(bits):
     for count in (0, 1, 3, 299, 1000):
         expected = [i for i in range(bits.bit_length()) if bits >> i & 1][:count]
         assert _lowest(bits, count) == sum(1 << i for i in expected)
 
 
 @pytest.mark.parametrize("unit", ["x", "QUJD", "a \u200b"])
-def test_a_hostile_answer_is_measured_in_linear_time_and_bounded_memory(unit):
-    """Without white space, too, text is read in words of bounded length."""
+def test_adversarial_answer_is_measured_in_linear_time_and_bounded_memory(unit):
+    """Text without white space is also read in words of bounded length."""
     meter = DisclosureMeter(CrawlLimit(), Query("q", "ann"), [chunk(0), chunk(1)], ())
     sent = waiting = 0
     for _ in range(20_000 // len(unit)):
@@ -203,7 +203,7 @@ def test_a_hostile_answer_is_measured_in_linear_time_and_bounded_memory(unit):
 
 
 class _ChecksEachWord(DisclosureMeter):
-    """Compares the answer with the limits after every word."""
+    """Checks the limits after every word."""
 
     def _check(self):
         self.stale = True
@@ -211,7 +211,7 @@ class _ChecksEachWord(DisclosureMeter):
 
 
 def _mixed_answer(rng, notes):
-    """Parts of notes in several forms, with unreadable words between them."""
+    """Returns parts of notes in several encodings, with unreadable words between them."""
     parts = []
     for _ in range(rng.randrange(1, 7)):
         words = rng.choice(notes).text.split()
@@ -234,7 +234,7 @@ def _mixed_answer(rng, notes):
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_limits_hold_as_if_each_word_were_checked(seed, monkeypatch):
+def test_limits_equal_those_of_a_check_after_each_word(seed, monkeypatch):
     rng = random.Random(seed)
     options = {"budget": rng.choice([60, 200, 5000]), "short_quote_words": rng.randrange(5, 40)}
     options |= {"questions": rng.choice([1, 2, 50]), "whole": rng.choice([0, 9]), "tenant_budget": rng.choice([0, 300])}
@@ -257,7 +257,7 @@ def test_limits_hold_as_if_each_word_were_checked(seed, monkeypatch):
 
 
 class _Part(Generator):
-    """A part of each chunk of its context, word by word."""
+    """Repeats a part of each chunk of its context, word by word."""
 
     def __init__(self, start, words, chunks=1):
         self.part, self.chunks = slice(start, start + words), chunks
@@ -271,23 +271,25 @@ class _Part(Generator):
 
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("colluding", [False, True])
-def test_answers_share_the_part_of_a_chunk(colluding, together, monkeypatch):
-    """Each stays below the share, and together they are the chunk."""
+def test_answers_share_the_exposure_limit_of_a_chunk(colluding, together, monkeypatch):
+    """Each answer is below the share. All answers together would contain the chunk."""
     monkeypatch.setattr(CrawlEvidence, "is_colluding", lambda self, tenant: colluding)
     monkeypatch.setattr(CrawlEvidence, "level", lambda self, query: SUSPECTED)
     limit = CrawlLimit()
 
     async def ask():
         parts = [(start, f"client {start * colluding}") for start in range(0, WORDS, 10)]
-        asked = [answer(limit, _Part(at, 10), range(3), who, text=f"words from {at}") for at, who in parts]
+        asked = [
+            answer(limit, _Part(at, 10), range(3), client_name, text=f"words from {at}") for at, client_name in parts
+        ]
         return await asyncio.gather(*asked) if together else [await one for one in asked]
 
     disclosed = set(" ".join(asyncio.run(ask())).split()) & set(chunk(0).text.split())
-    assert 0 < len(disclosed) <= 0.3 * WORDS + 4 * MIN_CHAIN  # what each answer says before a chain counts
+    assert 0 < len(disclosed) <= 0.3 * WORDS + 4 * MIN_CHAIN  # the words of each answer before its first counted chain
     assert not limit._in_flight and not limit.unfinished._by_chunk and not limit.unfinished._by_client
 
 
-def test_answers_at_the_same_time_share_the_number_of_disclosed_chunks():
+def test_concurrent_answers_share_the_limit_of_disclosed_chunks():
     limit = CrawlLimit(questions=5)
 
     async def ask():
@@ -299,7 +301,7 @@ def test_answers_at_the_same_time_share_the_number_of_disclosed_chunks():
     assert len(limit.evidence.exposed_chunks(Query("", "ann"))) == 5
 
 
-def test_answers_that_are_cut_reserve_no_words_of_the_tenant(monkeypatch):
+def test_cut_answers_reserve_no_words_of_the_tenant_budget(monkeypatch):
     level = CrawlEvidence.level
     monkeypatch.setattr(
         CrawlEvidence, "level", lambda self, query: SUSPECTED if query.client > "n" else level(self, query)
@@ -314,7 +316,7 @@ def test_answers_that_are_cut_reserve_no_words_of_the_tenant(monkeypatch):
     assert [len(reply.split()) for reply in asyncio.run(ask())] == [10] * 5
 
 
-def test_benign_answers_at_the_same_time_are_whole_while_the_budget_lasts():
+def test_concurrent_benign_answers_within_the_budget_are_complete():
     limit = CrawlLimit(budget=500)
 
     async def ask():
@@ -324,7 +326,7 @@ def test_benign_answers_at_the_same_time_are_whole_while_the_budget_lasts():
 
 
 @pytest.mark.parametrize("step", [(DisclosureMeter, "_give"), (CrawlEvidence, "record_answer")])
-def test_a_failed_record_ends_the_reservation_and_its_words_are_charged(step, monkeypatch):
+def test_failed_record_releases_the_reservation_and_charges_its_words(step, monkeypatch):
     def fail(*_, **__):
         raise OSError("disk full")
 
@@ -336,16 +338,16 @@ def test_a_failed_record_ends_the_reservation_and_its_words_are_charged(step, mo
     assert not limit._in_flight and not limit.unfinished._by_client
 
 
-def test_harmless_answers_cost_what_they_disclose():
+def test_benign_answers_are_charged_for_new_words_only():
     limit = open_limit(budget=10_000)
-    asyncio.run(answer(limit, Writes(), [0, 1], "ann"))
-    asyncio.run(answer(limit, Writes(), [0, 1], "ann"))  # nothing new
+    asyncio.run(answer(limit, EncodesContext(), [0, 1], "ann"))
+    asyncio.run(answer(limit, EncodesContext(), [0, 1], "ann"))  # nothing new
     assert limit.evidence.disclosed_words(Query("", "ann")) == 2 * WORDS
     assert limit.grade(Query("", "ann")) is Grade.FULL
 
 
-def test_grades_follow_the_budget():
-    limit, reader, grades = open_limit(budget=100, sentences=1), Writes(), []
+def test_grade_depends_on_the_used_budget():
+    limit, reader, grades = open_limit(budget=100, sentences=1), EncodesContext(), []
     query = Query("", "ann")
     for number in range(4):
         grades.append(limit.grade(query))
@@ -358,8 +360,8 @@ def test_grades_follow_the_budget():
     assert 0 < EXTRACTS_FROM < 1
 
 
-def test_a_client_whose_budget_ends_after_its_search_is_answered_from_no_documents():
-    limit, reader, query = open_limit(budget=100), Writes(), Query(chunk(0).text[:30], "ann")
+def test_budget_that_is_exhausted_after_the_search_removes_all_documents():
+    limit, reader, query = open_limit(budget=100), EncodesContext(), Query(chunk(0).text[:30], "ann")
 
     async def ask():
         await limit.on_retrieve(query, Retrieval((Hit(chunk(0), 0.5),), SimilarityStats(1000, 0.1, 0.1), True))
@@ -370,17 +372,19 @@ def test_a_client_whose_budget_ends_after_its_search_is_answered_from_no_documen
     assert asyncio.run(ask()) == "" and reader.read == [[]]
 
 
-def test_answers_at_the_same_time_share_the_budget():
+def test_concurrent_answers_share_the_budget():
     limit = open_limit(budget=100)
 
     async def crawl():
-        return await asyncio.gather(*(answer(limit, Writes(), range(5 * i, 5 * i + 5), "ann") for i in range(6)))
+        return await asyncio.gather(
+            *(answer(limit, EncodesContext(), range(5 * i, 5 * i + 5), "ann") for i in range(6))
+        )
 
     assert len(obtained(asyncio.run(crawl()), "plain")) <= 100
     assert not limit._in_flight
 
 
-def test_an_answer_that_ends_releases_its_own_reservation_alone():
+def test_finished_answer_releases_only_its_own_reservation():
     limit, query = open_limit(budget=100, tenant_budget=100), Query("", "ann")
     first, second = (40 + limit.reserve(query, 0, 40, 40)[0] for _ in range(2))
     limit.release(query, first)
@@ -389,41 +393,41 @@ def test_an_answer_that_ends_releases_its_own_reservation_alone():
     assert limit._free(query) == {"budget": 100, "tenant_budget": 100} and not limit._in_flight
 
 
-def test_tenant_budget_limits_all_clients_together_and_counts_a_word_once():
+def test_tenant_budget_limits_the_total_of_all_clients_and_counts_a_word_once():
     limit = open_limit(budget=1000, tenant_budget=150)
 
     async def crawl(tenant):
-        return [await answer(limit, Writes(), range(3 * c, 3 * c + 3), f"client {c}", tenant) for c in range(8)]
+        return [await answer(limit, EncodesContext(), range(3 * c, 3 * c + 3), f"client {c}", tenant) for c in range(8)]
 
     assert len(obtained(asyncio.run(crawl("north")), "plain")) <= 150
     assert limit.grade(Query("", "another", "north")) is not Grade.FULL
     assert limit.grade(Query("", "another", "south")) is Grade.FULL
     again = open_limit(tenant_budget=150)
     for client in range(9):
-        assert len(asyncio.run(answer(again, Writes(), [1, 2], f"client {client}")).split()) == 2 * WORDS
+        assert len(asyncio.run(answer(again, EncodesContext(), [1, 2], f"client {client}")).split()) == 2 * WORDS
     assert again.evidence.tenant_words("default") == 2 * WORDS
 
 
-def test_budget_is_new_after_its_hours(monkeypatch):
+def test_budget_is_reset_after_its_hours(monkeypatch):
     limit = open_limit(budget=100, hours=1, tenant_budget=100)
-    asyncio.run(answer(limit, Writes(), range(5), "ann"))
+    asyncio.run(answer(limit, EncodesContext(), range(5), "ann"))
     assert limit.grade(Query("", "ann")) is not Grade.FULL
     later = crawl_evidence.time.time() + 3700
     monkeypatch.setattr(crawl_evidence.time, "time", lambda: later)
-    assert asyncio.run(answer(limit, Writes(), [30, 31], "ann")) == f"{chunk(30).text} {chunk(31).text}"
+    assert asyncio.run(answer(limit, EncodesContext(), [30, 31], "ann")) == f"{chunk(30).text} {chunk(31).text}"
 
 
-def test_spent_budget_survives_a_restart_and_is_shared_among_processes(tmp_path):
+def test_used_budget_survives_a_restart_and_is_shared_among_processes(tmp_path):
     store = SqlEventStore(path=tmp_path / "events.db")
     try:
         first = open_limit(budget=100, store=store)
-        asyncio.run(answer(first, Writes(), range(5), "ann"))
+        asyncio.run(answer(first, EncodesContext(), range(5), "ann"))
         store.flush()
         second = open_limit(budget=100, store=store)
         second.sync()
         ann = Query("", "ann")
         assert second.evidence.disclosed_words(ann) == first.evidence.disclosed_words(ann) > 0
-        assert len(asyncio.run(answer(second, Writes(), range(10, 15), "ann")).split()) <= 20
+        assert len(asyncio.run(answer(second, EncodesContext(), range(10, 15), "ann")).split()) <= 20
     finally:
         store.close()
 
@@ -432,7 +436,7 @@ HOUR, HALF = 3600.0, (1 << 20) - 1
 
 
 class Processes:
-    """The evidence of several processes on one event store, with a common clock that tests move."""
+    """The evidence of several processes on one event store, with a shared clock that the test sets."""
 
     def __init__(self, store, monkeypatch):
         self.store, self.now, self.query = store, crawl_evidence.time.time(), Query("what then", "ann")
@@ -458,7 +462,7 @@ def processes(tmp_path, monkeypatch):
         yield Processes(store, monkeypatch)
 
 
-def test_words_disclosed_by_a_repeated_showing_are_remembered_alike_by_all_processes(processes):
+def test_all_processes_count_words_of_a_chunk_that_was_shown_again(processes):
     first, second = processes.start(), processes.start()
     processes.disclose(first, 1)
     assert processes.words(second) == 1
@@ -474,7 +478,7 @@ def test_words_disclosed_by_a_repeated_showing_are_remembered_alike_by_all_proce
         assert not evidence.exposed_chunks(processes.query)
 
 
-def test_words_expire_in_a_process_that_started_after_their_chunk_was_shown(processes):
+def test_words_expire_in_a_process_started_after_their_chunk_was_shown(processes):
     first = processes.start()
     processes.disclose(first, 1)
     processes.now += 0.9 * HOUR
@@ -486,7 +490,7 @@ def test_words_expire_in_a_process_that_started_after_their_chunk_was_shown(proc
     assert processes.words(later) == 0
 
 
-def test_words_of_a_chunk_whose_showing_was_forgotten_expire(processes, monkeypatch):
+def test_words_expire_if_the_record_of_their_chunk_was_evicted(processes, monkeypatch):
     monkeypatch.setattr(crawl_evidence, "MAX_CHUNKS", 1)
     evidence = processes.start()
     processes.disclose(evidence, HALF)
@@ -496,25 +500,25 @@ def test_words_of_a_chunk_whose_showing_was_forgotten_expire(processes, monkeypa
     assert processes.words(evidence) == 0
 
 
-def test_text_not_decoded_yet_counts_against_the_budget():
+def test_undecoded_text_counts_against_the_budget():
     limit = open_limit(budget=60)
-    replies = [asyncio.run(answer(limit, Writes("base64 by word"), range(5), "ann"))]
+    replies = [asyncio.run(answer(limit, EncodesContext("base64 by word"), range(5), "ann"))]
     assert len(obtained(replies, "base64 by word")) <= 60
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_one_client_that_copies_in_any_form_is_alarmed(form):
+def test_client_that_copies_in_any_encoding_is_alarmed(form):
     limit = CrawlLimit()
     for question in range(8):
-        asyncio.run(answer(limit, Writes(form), range(5 * question, 5 * question + 5), "ann"))
+        asyncio.run(answer(limit, EncodesContext(form), range(5 * question, 5 * question + 5), "ann"))
     assert limit.evidence.level(Query("", "ann")) is ALARMED
 
 
-def test_chance_is_not_disclosure():
-    """A greeting that most documents contain is no copy of any of them."""
+def test_common_phrase_is_not_disclosure():
+    """A greeting that most documents contain is not a copy of any of them."""
     greeting = "Thank you for consulting our online clinic today, your doctor will answer shortly"
 
-    class Greets(Generator):
+    class GreetingGenerator(Generator):
         async def stream(self, prompt):
             yield greeting
 
@@ -526,7 +530,7 @@ def test_chance_is_not_disclosure():
         async def go(query=query, hits=hits):
             await limit.on_retrieve(query, Retrieval(hits, SimilarityStats(1000, 0.1, 0.1), exhausted=True))
             prompt = Prompt(query.text, tuple(h.document for h in hits[:5]), "", query.id)
-            return await join_stream(limit.on_generate(Greets()).stream(prompt))
+            return await join_stream(limit.on_generate(GreetingGenerator()).stream(prompt))
 
         assert asyncio.run(go()) == greeting
     assert not limit.evidence.exposed_chunks(Query("", "ann"))

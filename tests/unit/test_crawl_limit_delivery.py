@@ -1,4 +1,4 @@
-"""Documents that are handed to the client itself are charged to the budget of crawl_limit: direct, HTTP, LangChain."""
+"""Documents delivered to the client are charged to the budget of crawl_limit: direct, over HTTP, with LangChain."""
 
 import asyncio
 import random
@@ -23,30 +23,30 @@ from casemate.types import Document, Hit, Prompt, Query, Retrieval, SimilaritySt
 from tests.gateways import chat, client, key, make
 
 STATS = SimilarityStats(1000, 0.1, 0.1)
-LEAST = 20
-"""Words of a budget that may be left over, at most: a client with fewer gets nothing."""
+MAX_UNUSED_WORDS = 20
+"""Maximum number of unused words: a client with fewer remaining words receives nothing."""
 
 
 def chunk(number, sentences=4, words=10):
-    """A document of words that no other one has."""
+    """A document with words that occur in no other document."""
     parts = (" ".join(f"w{number}x{s}x{i}" for i in range(words)) for s in range(sentences))
     return Document(f"d{number}", ". ".join(part.capitalize() for part in parts) + ".", f"title{number}")
 
 
 def with_values(number, sentences, words):
-    """The same with words in its source, its id and its metadata."""
+    """Like ``chunk``, with words in source, id and metadata."""
     source = f"files/s{number}y0-s{number}y1.md"
     metadata = {f"k{number}": [f"m{number}y0 m{number}y1", {f"m{number}y2": number}], "author": f"a{number % 3}"}
     return replace(chunk(number, sentences, words), id=f"{source}#i{number}", source=source, metadata=metadata)
 
 
 def words_of(documents):
-    """The distinct words in title and text of some documents: each occurs once in the collection."""
+    """The distinct words in title and text of the documents. Each occurs once in the collection."""
     return {word.strip(".").lower() for d in documents for word in d.content.split()}
 
 
 def all_words_of(documents):
-    """The distinct words in all fields of some documents."""
+    """The distinct words in all fields of the documents."""
     values = " ".join(f"{d.id} {d.source} {d.metadata}" for d in documents)
     return words_of(documents) | set(re.findall(r"[a-z0-9]+", values))
 
@@ -63,8 +63,8 @@ async def fetch(limit, documents, name, text="W0x0x0", released=()):
     return await limit.on_deliver(query, [h.document for h in found.hits])
 
 
-class Copies(Generator):
-    """Repeats its context, and counts how much of it was read."""
+class ReadsAndRepeatsContext(Generator):
+    """Repeats its context and records the documents that it read."""
 
     def __init__(self):
         self.read = []
@@ -85,14 +85,14 @@ async def answered(limit, documents, name, text="W0x0x0"):
     hits = tuple(Hit(d, 0.5) for d in documents)
     found = (await limit.on_retrieve(query, Retrieval(hits, STATS, exhausted=True))).value
     kept = [h.document for h in found.hits]
-    reply = await join_stream(limit.on_generate(Copies()).stream(prompt(query, kept)))
+    reply = await join_stream(limit.on_generate(ReadsAndRepeatsContext()).stream(prompt(query, kept)))
     return [Document("reply", reply)]
 
 
 def crawl(seed, steps=60):
-    """Clients fetch random documents, and ask about others. Returns the words that each fetched, and the limit.
+    """Clients fetch random documents and ask about others. Returns the words that each fetched, and the limit.
 
-    What answers disclose uses up the budget, too. Their single words, fewer than a chain, do not count.
+    Answers also use the budget. Their single words, shorter than a chain, do not count.
     """
     rng = random.Random(seed)
     options = {"budget": rng.choice([1, 30, 200, 500]), "tenant_budget": rng.choice([0, 150, 700])}
@@ -114,7 +114,7 @@ def crawl(seed, steps=60):
 
 
 def require_bound(seed):
-    """n clients with a budget of B words obtain at most n * B words, by an independent count."""
+    """Checks that n clients with a budget of B words obtain at most n * B words, by an independent count."""
     obtained, limit = crawl(seed)
     for name, words in obtained.items():
         assert len(words) <= limit.budget
@@ -139,7 +139,7 @@ def test_clients_that_fetch_documents_obtain_at_most_their_budgets(seed):
         (CrawlEvidence, "record_given", lambda *_: None),
     ],
 )
-def test_the_test_of_the_bound_finds_faults(kind, name, fault, monkeypatch):
+def test_bound_check_fails_with_an_injected_fault(kind, name, fault, monkeypatch):
     monkeypatch.setattr(kind, name, fault)
     with pytest.raises(AssertionError):
         for seed in range(5):
@@ -148,8 +148,8 @@ def test_the_test_of_the_bound_finds_faults(kind, name, fault, monkeypatch):
 
 @pytest.mark.parametrize("clients", [1, 20])
 @pytest.mark.parametrize("budget", [30, 200, 1000])
-def test_a_crawler_obtains_its_budget_and_no_more(clients, budget):
-    """The last text ends where the budget ends, so little of it is left over."""
+def test_crawler_obtains_nearly_all_of_its_budget_and_no_more(clients, budget):
+    """The last text is truncated at the budget, so little of the budget remains."""
     limit = only_budget(budget=budget)
     names = [f"client {c}" for c in range(clients)]
 
@@ -158,11 +158,11 @@ def test_a_crawler_obtains_its_budget_and_no_more(clients, budget):
         return all_words_of([d for some in found for d in some])
 
     obtained = [asyncio.run(run(name, 40 * i)) for i, name in enumerate(names)]
-    assert all(budget - min(LEAST, budget / 10) <= len(words) <= budget for words in obtained)
+    assert all(budget - min(MAX_UNUSED_WORDS, budget / 10) <= len(words) <= budget for words in obtained)
     assert len(set().union(*obtained)) == sum(map(len, obtained))
 
 
-def test_a_text_ends_where_the_budget_ends_and_words_given_before_are_free():
+def test_text_is_truncated_at_the_budget_and_delivered_words_are_free():
     limit, documents = only_budget(budget=100), [chunk(1), chunk(2), chunk(3)]
     whole = asyncio.run(fetch(limit, documents[:1], "ann"))
     assert whole == documents[:1]
@@ -174,7 +174,7 @@ def test_a_text_ends_where_the_budget_ends_and_words_given_before_are_free():
     assert asyncio.run(fetch(limit, documents, "ann")) == []
 
 
-def test_from_most_of_the_budget_on_the_nearest_sentences_are_given_and_charged():
+def test_nearest_sentences_are_delivered_and_charged_when_most_of_the_budget_is_used():
     limit = only_budget(budget=200, sentences=2)
     asyncio.run(fetch(limit, [chunk(n) for n in range(1, 5)], "ann"))
     assert limit.grade(Query("", "ann")) is Grade.EXTRACTS
@@ -186,17 +186,17 @@ def test_from_most_of_the_budget_on_the_nearest_sentences_are_given_and_charged(
     expected = DisclosureCounter([chunk(5).content]).read(found[0].text)[0]
     assert (
         limit.evidence.disclosed(Query("", "ann"), text_name(chunk(5))) == expected | 1
-    )  # the same words as in an answer; the title
+    )  # the same words as in an answer, and the title
 
 
-def test_without_extracts_texts_are_given_from_their_beginning():
+def test_texts_are_delivered_from_their_beginning_if_extracts_are_disabled():
     limit = only_budget(budget=200, sentences=0)
     asyncio.run(fetch(limit, [chunk(n) for n in range(1, 5)], "ann"))
     (given,) = asyncio.run(fetch(limit, [chunk(5)], "ann", "w5x3x2"))
     assert limit.grade(Query("", "ann")) is Grade.QUORUM and chunk(5).text.startswith(given.text)
 
 
-def test_a_document_without_a_sentence_near_the_question_is_not_left_out_by_a_budget():
+def test_document_without_a_relevant_sentence_is_not_counted_as_shortened():
     evidence, query = CrawlEvidence(0.01, 0, 3600.0, None), Query("bridge", "ann")
     delivery = Delivery(evidence, query, {"budget": 0})
     assert delivery.add(chunk(1), []) is None and not delivery.shortened
@@ -204,7 +204,7 @@ def test_a_document_without_a_sentence_near_the_question_is_not_left_out_by_a_bu
 
 
 @pytest.mark.timeout(10)
-def test_metadata_that_contains_itself_is_read_once():
+def test_metadata_with_a_reference_cycle_is_read_once():
     values = {"note": "a heron by the weir", "none": None}
     values["same"] = values
     delivery = Delivery(CrawlEvidence(0.01, 0, 3600.0, None), Query("bridge", "ann"), {"budget": 100})
@@ -213,7 +213,7 @@ def test_metadata_that_contains_itself_is_read_once():
     assert delivery.charged == {"budget": 10}
 
 
-def test_an_answer_from_fetched_texts_is_free_and_a_retrieval_for_an_answer_costs_nothing():
+def test_answer_from_fetched_texts_is_free_and_retrieval_alone_is_not_charged():
     limit, documents, query = only_budget(budget=1000), [chunk(1), chunk(2)], Query("W1x0x0", "ann")
     retrieval = Retrieval(tuple(Hit(d, 0.5) for d in documents), STATS, exhausted=True)
     asyncio.run(limit.on_retrieve(query, retrieval))
@@ -224,18 +224,18 @@ def test_an_answer_from_fetched_texts_is_free_and_a_retrieval_for_an_answer_cost
     assert limit.evidence.disclosed_words(query) == 84
 
 
-def test_words_that_an_unfinished_answer_has_reserved_are_not_given():
+def test_words_reserved_by_an_unfinished_answer_are_not_delivered():
     limit, query = only_budget(budget=100), Query("what then", "ann", k=3)
 
     async def run():
         documents = [chunk(n) for n in (1, 2, 3)]
         await limit.on_retrieve(query, Retrieval(tuple(Hit(d, 0.5) for d in documents), STATS, exhausted=True))
-        stream, begun = limit.on_generate(Copies()).stream(prompt(query, documents)), ""
-        while len(begun.split()) < 60:
-            begun += await anext(stream)
+        stream, streamed = limit.on_generate(ReadsAndRepeatsContext()).stream(prompt(query, documents)), ""
+        while len(streamed.split()) < 60:
+            streamed += await anext(stream)
         given = await fetch(limit, [chunk(4), chunk(5)], "ann")
         rest = "".join([piece async for piece in stream])
-        return [Document("reply", begun + rest), *given]
+        return [Document("reply", streamed + rest), *given]
 
     found = asyncio.run(run())
     assert len(found) == 2  # part of the first text
@@ -243,7 +243,7 @@ def test_words_that_an_unfinished_answer_has_reserved_are_not_given():
     assert not limit._in_flight
 
 
-def test_threads_that_fetch_for_one_client_share_its_budget():
+def test_concurrent_fetches_of_one_client_share_its_budget():
     limit, interval, names = only_budget(budget=200), sys.getswitchinterval(), [f"client {c}" for c in range(6)]
 
     def run(number):
@@ -260,7 +260,7 @@ def test_threads_that_fetch_for_one_client_share_its_budget():
         assert 180 <= len(words_of([d for of, some in found for d in some if of == name])) <= 200
 
 
-def test_words_expire_for_a_client_that_only_looks_up_documents_by_their_ids(monkeypatch):
+def test_words_expire_for_a_client_that_only_gets_documents_by_id(monkeypatch):
     limit, now, query = only_budget(budget=100), crawl_evidence.time.time(), Query("", "ann")
 
     def given(number):
@@ -272,19 +272,19 @@ def test_words_expire_for_a_client_that_only_looks_up_documents_by_their_ids(mon
     assert given(5) == [chunk(5)]
 
 
-def test_other_texts_with_the_id_of_a_text_given_before_are_charged():
-    """A document that was replaced, or that of another collection on the same event store."""
+def test_other_text_with_the_id_of_a_delivered_text_is_charged():
+    """A document that was replaced, or one of another collection on the same event store."""
     same = [Document("same", chunk(n).text) for n in range(20)]
     limit = only_budget(budget=100, tenant_budget=150)
     found = [asyncio.run(fetch(limit, [d], "ann")) for d in same]
-    assert len(words_of([d for some in found for d in some])) == 80  # two texts; no sentence of others is near
+    assert len(words_of([d for some in found for d in some])) == 80  # two texts; no sentence of the others is near
     assert len(all_words_of(asyncio.run(limit.on_deliver(Query("x", "bob"), same[5:])))) == 150 - 80
     answers = only_budget(budget=100)
-    told = [asyncio.run(answered(answers, [d], "ann")) for d in same]
-    assert len(words_of([d for some in told for d in some])) <= 100
+    answered_documents = [asyncio.run(answered(answers, [d], "ann")) for d in same]
+    assert len(words_of([d for some in answered_documents for d in some])) <= 100
 
 
-def test_fetching_is_no_evidence_for_or_against_a_client():
+def test_fetching_does_not_change_the_evidence_about_a_client():
     limit, ann = only_budget(budget=10_000), Query("", "ann")
     limit.evidence.record_answer(ann, "", {"other": 1}, (), True)
     before = limit.evidence.summary(ann)
@@ -293,10 +293,14 @@ def test_fetching_is_no_evidence_for_or_against_a_client():
     assert before["quotes"] > 1
 
 
-def test_a_request_that_was_dropped_is_answered_from_no_documents(monkeypatch):
-    """Otherwise a client could have its own request dropped by others, and its answer would not be limited."""
+def test_evicted_request_is_answered_without_documents(monkeypatch):
+    """Otherwise other clients could evict the request of a client, and its answer would not be limited."""
     monkeypatch.setattr(crawl_limit, "MAX_PENDING", 1)
-    limit, reader, queries = CrawlLimit(), Copies(), [Query("what then", name) for name in ("ann", "bob")]
+    limit, reader, queries = (
+        CrawlLimit(),
+        ReadsAndRepeatsContext(),
+        [Query("what then", name) for name in ("ann", "bob")],
+    )
 
     async def run():
         retrieval = Retrieval((Hit(chunk(1), 0.5),), STATS, exhausted=True)
@@ -304,11 +308,11 @@ def test_a_request_that_was_dropped_is_answered_from_no_documents(monkeypatch):
             await limit.on_retrieve(query, retrieval)
         return [await join_stream(limit.on_generate(reader).stream(prompt(q, [chunk(1)]))) for q in queries]
 
-    dropped, kept = asyncio.run(run())
-    assert dropped == "" and kept and reader.read == [[], [chunk(1).text]]
+    evicted, kept = asyncio.run(run())
+    assert evicted == "" and kept and reader.read == [[], [chunk(1).text]]
 
 
-def test_a_retrieval_that_was_delivered_is_not_pending():
+def test_delivered_retrieval_is_not_pending():
     limit = CrawlLimit()
     asyncio.run(fetch(limit, [chunk(1)], "ann"))
     assert not limit._pending
@@ -323,7 +327,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_pieces_are_the_text_and_have_its_words(text):
+def test_pieces_concatenate_to_the_text_and_have_its_word_count(text):
     pieces = pieces_with_words(text)
     assert "".join(piece for piece, _ in pieces) == text
     assert sum(count for _, count in pieces) == DisclosureCounter([text]).lengths[0]
@@ -337,7 +341,7 @@ SIXTY = [Document(f"d{n}", " ".join([f"only{n}", *(f"w{n}x{i}" for i in range(39
 
 
 def gateway(folder, **options):
-    """A gateway in front of 60 texts of 40 words; only the budget limits."""
+    """A gateway for 60 texts of 40 words. Only the budget limits."""
     limit = only_budget(**options.pop("limit"))
     app = make(folder, defenses=(limit,), count=0, **options)
     asyncio.run(app.guard.add(SIXTY))
@@ -345,7 +349,7 @@ def gateway(folder, **options):
 
 
 @pytest.mark.parametrize("clients", [1, 20])
-def test_over_http_clients_obtain_at_most_their_budgets(tmp_path, clients):
+def test_clients_obtain_at_most_their_budgets_over_http(tmp_path, clients):
     app = gateway(tmp_path, limit={"budget": 200})
     keys = [key(app, retrieve=True, name=f"client {c}") for c in range(clients)]
     obtained, asked = [], questions(60 if clients == 1 else 16)
@@ -360,8 +364,8 @@ def test_over_http_clients_obtain_at_most_their_budgets(tmp_path, clients):
     assert len(set().union(*obtained)) <= clients * 200
 
 
-def test_over_http_documents_and_answers_share_the_budget_and_fetched_texts_are_charged_once(tmp_path):
-    app = gateway(tmp_path, limit={"budget": 1000}, generator=Copies())
+def test_documents_and_answers_share_the_budget_over_http_and_texts_are_charged_once(tmp_path):
+    app = gateway(tmp_path, limit={"budget": 1000}, generator=ReadsAndRepeatsContext())
     (limit,) = app.guard.defenses
     with client(app, key(app, retrieve=True)) as http:
         data = http.post("/v1/retrieve", json={"question": "only3", "k": 2}).json()["data"]
@@ -372,7 +376,7 @@ def test_over_http_documents_and_answers_share_the_budget_and_fetched_texts_are_
     assert 100 < len(set(answer.split())) <= limit.evidence.disclosed_words(Query("", name)) <= 202
 
 
-def test_over_http_observe_mode_changes_nothing_and_counts(tmp_path):
+def test_observe_mode_counts_over_http_without_changing_responses(tmp_path):
     app = gateway(tmp_path, limit={"budget": 100}, mode="observe")
     (limit,) = app.guard.defenses
     with client(app, key(app, retrieve=True)) as http:

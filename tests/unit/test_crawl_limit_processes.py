@@ -1,4 +1,4 @@
-"""The budget of crawl_limit over several processes on one event store, crashes, and clients that were forgotten."""
+"""The budget of crawl_limit over several processes on one event store, after crashes, and for evicted clients."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ STATS = SimilarityStats(1000, 0.1, 0.1)
 
 
 def chunk(number):
-    """A document of 40 words that no other one has; its id has no words."""
+    """A document of 40 words that occur in no other document. Its id has no words."""
     return Document(f"{number:032x}", " ".join(f"w{number}x{i}" for i in range(40)))
 
 
@@ -35,18 +35,18 @@ def only_budget(store, **options):
 
 
 async def fetched(limit, numbers, client="ann"):
-    """The words that a client obtains by fetching documents, or from an answer that repeats them."""
+    """Returns the words that a client obtains by fetching documents, or from an answer that repeats them."""
     documents = [chunk(n) for n in numbers]
     query = Query(documents[0].text, client, k=len(documents))
     limit.sync()
     retrieval = Retrieval(tuple(Hit(d, 0.5) for d in documents), STATS, exhausted=True)
     found = (await limit.on_retrieve(query, retrieval)).value
-    given = await limit.on_deliver(query, [h.document for h in found.hits])
-    return {word for d in given for word in d.text.split()}
+    delivered = await limit.on_deliver(query, [h.document for h in found.hits])
+    return {word for d in delivered for word in d.text.split()}
 
 
 def work(folder, seed, pipe):
-    """Fetches documents for two clients until it is killed; reports each word before the next call."""
+    """Fetches documents for two clients until it is killed. Reports the words of each call before the next call."""
     rng = random.Random(seed)
     with closing(SqlEventStore(path=folder / "events.db")) as store:
         limit = only_budget(store, budget=600, tenant_budget=1000)
@@ -56,7 +56,7 @@ def work(folder, seed, pipe):
             os.write(pipe, f"{name} {' '.join(sorted(words))}\n".encode())
 
 
-def start(folder, seed, pipe):
+def fork_worker(folder, seed, pipe):
     if child := os.fork():
         return child
     try:
@@ -66,19 +66,19 @@ def start(folder, seed, pipe):
 
 
 def obtained_by_processes(folder, rounds, seed):
-    """Words by client that two processes at a time give, when both are killed after a random number of calls."""
+    """Returns the words by client delivered by two concurrent processes, each killed after a random number of calls."""
     rng, found = random.Random(seed), {"ann": set(), "bob": set()}
     for number in range(rounds):
         reading, writing = os.pipe()
-        children = [start(folder, f"{seed} {number} {i}", writing) for i in range(2)]
+        children = [fork_worker(folder, f"{seed} {number} {i}", writing) for i in range(2)]
         os.close(writing)
         with open(reading) as lines:
-            told = [lines.readline() for _ in range(rng.randrange(5, 30))]
+            reported = [lines.readline() for _ in range(rng.randrange(5, 30))]
             for child in children:
                 os.kill(child, signal.SIGKILL)
                 assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-            told += lines
-        for name, *words in map(str.split, told):
+            reported += lines
+        for name, *words in map(str.split, reported):
             found[name].update(words)
     return found
 
@@ -89,17 +89,17 @@ def require_bounds(found):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_processes_that_are_killed_give_a_client_its_budget_at_most(tmp_path, monkeypatch, shared):
-    """Also if no process sees what others gave."""
+def test_killed_processes_deliver_at_most_the_budget_of_a_client(tmp_path, monkeypatch, shared):
+    """Also if no process reads the events of the others."""
     if not shared:
         monkeypatch.setattr(CrawlLimit, "sync", lambda _: None)
     SqlEventStore(path=tmp_path / "events.db").close()
     found = obtained_by_processes(tmp_path, 6, 0)
     require_bounds(found)
-    assert sum(map(len, found.values())) > 100  # a process that is killed loses a block at most
+    assert sum(map(len, found.values())) > 100  # a killed process loses at most one block
 
 
-def test_the_test_of_processes_finds_a_fault(tmp_path, monkeypatch):
+def test_bound_check_of_processes_fails_with_an_injected_fault(tmp_path, monkeypatch):
     monkeypatch.setattr(CrawlLimit, "sync", lambda _: None)
     monkeypatch.setattr(WordQuotas, "acquire", lambda _, wanted: [_add(w) for w in wanted])
     SqlEventStore(path=tmp_path / "events.db").close()
@@ -114,7 +114,7 @@ def _add(wanted):
 
 
 def many(limits, client="ann", first=0):
-    """Words that processes without any delay between them give to a client, when none sees the others' events."""
+    """Returns the words that concurrent processes deliver to a client if none reads the others' events."""
 
     async def run():
         asked = [fetched(limit, [first + 100 * i + n], client) for i, limit in enumerate(limits) for n in range(30)]
@@ -123,7 +123,7 @@ def many(limits, client="ann", first=0):
     return asyncio.run(run())
 
 
-def test_answers_at_the_same_time_in_several_processes_share_the_budget(monkeypatch):
+def test_concurrent_answers_of_several_processes_share_the_budget(monkeypatch):
     store = Memory()
     monkeypatch.setattr(CrawlLimit, "sync", lambda _: None)
     limits = [only_budget(store, budget=500) for _ in range(4)]
@@ -131,7 +131,7 @@ def test_answers_at_the_same_time_in_several_processes_share_the_budget(monkeypa
 
 
 @pytest.mark.parametrize("store", [None, Memory()])
-def test_a_client_that_was_forgotten_has_what_is_left_of_its_budget(monkeypatch, store):
+def test_evicted_client_keeps_its_remaining_budget(monkeypatch, store):
     monkeypatch.setattr(crawl_evidence, "MAX_CLIENTS", 3)
     limit, words = only_budget(store, budget=200), set()
     for turn in range(8):
@@ -139,10 +139,10 @@ def test_a_client_that_was_forgotten_has_what_is_left_of_its_budget(monkeypatch,
         for n in range(3):
             asyncio.run(fetched(limit, [5000 + n], f"other {turn} {n}"))
     assert 150 <= len(words) <= 200
-    assert limit.grade(Query("", "ann")) is Grade.FULL  # until its first question, nothing of it is known here
+    assert limit.grade(Query("", "ann")) is Grade.FULL  # its counts are loaded with its first question
 
 
-def test_a_reset_client_has_its_budget_again(tmp_path):
+def test_reset_restores_the_budget_of_a_client(tmp_path):
     with closing(SqlEventStore(path=tmp_path / "events.db")) as store:
         limit = only_budget(store, budget=100)
         assert len(many([limit])) == 100 and not many([limit], first=50)
@@ -150,25 +150,25 @@ def test_a_reset_client_has_its_budget_again(tmp_path):
         assert len(many([limit], first=100)) == 100
 
 
-def test_one_write_of_the_store_pays_for_several_answers():
+def test_one_store_write_reserves_quota_for_several_answers():
     calls = []
 
-    class Counts(Memory):
+    class CountingStore(Memory):
         def acquire(self, wanted):
             calls.append(wanted)
             return super().acquire(wanted)
 
-    limit = only_budget(Counts(), budget=5000)
+    limit = only_budget(CountingStore(), budget=5000)
     for n in range(60):
         asyncio.run(fetched(limit, [n]))
     assert 0 < len(calls) <= 20
     assert {quota_name("default", "ann")} == {w.name.rpartition(" ")[0] for one in calls for w in one}
 
 
-def test_an_answer_in_progress_does_not_wait_for_the_store_in_the_event_loop():
+def test_answer_in_progress_does_not_block_the_event_loop_on_the_store():
     threads = []
 
-    class Counts(Memory):
+    class CountingStore(Memory):
         def acquire(self, wanted):
             threads.append(threading.current_thread())
             return super().acquire(wanted)
@@ -184,17 +184,17 @@ def test_an_answer_in_progress_does_not_wait_for_the_store_in_the_event_loop():
         return [text async for text in meter.passing(pieces())]
 
     documents, query = [chunk(n) for n in range(10)], Query("", "ann", k=10)
-    limit = only_budget(Counts(), budget=1000)
+    limit = only_budget(CountingStore(), budget=1000)
     assert len("".join(asyncio.run(answer())).split()) == 400
     assert len(threads) > 2 and threading.main_thread() not in threads
 
 
-def test_nothing_is_given_if_the_store_fails():
-    class Fails(Memory):
+def test_nothing_is_delivered_if_the_store_fails():
+    class FailingStore(Memory):
         def acquire(self, wanted):
             raise BackendError("down", backend="sql", retryable=True)
 
-    limit = only_budget(Fails(), budget=500)
+    limit = only_budget(FailingStore(), budget=500)
     with pytest.raises(BackendError):
         asyncio.run(fetched(limit, [1]))
     assert limit.reserve(Query("", "ann"), 0, 5, 5) == (0, "budget")

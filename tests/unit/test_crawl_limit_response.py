@@ -1,4 +1,4 @@
-"""The graded response of crawl_limit: extracts and a pause."""
+"""The graduated response of crawl_limit: extracts and a pause."""
 
 import asyncio
 import time
@@ -32,8 +32,8 @@ TEXT = (
 CHUNK = Document("d0", TEXT)
 
 
-class Dump(Generator):
-    """Repeats its context, and records it."""
+class RepeatsContext(Generator):
+    """Repeats its context and records it."""
 
     def __init__(self):
         self.read = []
@@ -44,7 +44,7 @@ class Dump(Generator):
             yield word + " "
 
 
-def held(limit, level, client="ann", chunks=("d0",), tenant="default"):
+def with_client_level(limit, level, client="ann", chunks=("d0",), tenant="default"):
     """Sets the level of a client that was shown some chunks."""
     query = Query("", client, tenant)
     for number in range({CLEAR: 0, SUSPECTED: 1, ALARMED: 3}[level]):
@@ -54,7 +54,7 @@ def held(limit, level, client="ann", chunks=("d0",), tenant="default"):
     return limit
 
 
-async def asked(limit, reader, client="ann", chunks=(CHUNK,), text=QUESTION):
+async def ask_limited(limit, reader, client="ann", chunks=(CHUNK,), text=QUESTION):
     query = Query(text, client)
     found = Retrieval(tuple(Hit(c, 0.5) for c in chunks), SimilarityStats(9, 0.1, 0.1), exhausted=True)
     kept = (await limit.on_retrieve(query, found)).value.hits
@@ -67,20 +67,20 @@ async def asked(limit, reader, client="ann", chunks=(CHUNK,), text=QUESTION):
     ("level", "read"), [(CLEAR, TEXT), (SUSPECTED, TEXT), (ALARMED, extract_sentences(QUESTION, TEXT, 1))]
 )
 def test_only_an_alarmed_client_is_answered_from_extracts(level, read):
-    reader = Dump()
-    asyncio.run(asked(held(CrawlLimit(sentences=1), level), reader))
+    reader = RepeatsContext()
+    asyncio.run(ask_limited(with_client_level(CrawlLimit(sentences=1), level), reader))
     assert reader.read == [[read]]
 
 
 def test_extracts_can_be_disabled():
-    reader = Dump()
-    asyncio.run(asked(held(CrawlLimit(sentences=0), ALARMED), reader))
+    reader = RepeatsContext()
+    asyncio.run(ask_limited(with_client_level(CrawlLimit(sentences=0), ALARMED), reader))
     assert reader.read == [[TEXT]]
 
 
-def test_chunk_without_relevant_sentences_is_not_read():
-    reader = Dump()
-    asyncio.run(asked(held(CrawlLimit(), ALARMED), reader, text="Who feeds the pigeons?"))
+def test_chunk_without_relevant_sentences_is_not_in_the_context():
+    reader = RepeatsContext()
+    asyncio.run(ask_limited(with_client_level(CrawlLimit(), ALARMED), reader, text="Who feeds the pigeons?"))
     assert reader.read == [[]]
 
 
@@ -90,8 +90,8 @@ SENTENCE = st.lists(st.sampled_from(TEXT.replace(".", "").lower().split()), min_
 @given(st.lists(SENTENCE.map(lambda words: f"{' '.join(words).capitalize()}."), min_size=1, max_size=6))
 def test_quotations_from_extracts_count_against_the_whole_chunk(sentences):
     text = " ".join(sentences)
-    limit, query = held(CrawlLimit(), ALARMED), Query("", "ann")
-    quoted = asyncio.run(asked(limit, Dump(), chunks=[Document("d0", text)]))
+    limit, query = with_client_level(CrawlLimit(), ALARMED), Query("", "ann")
+    quoted = asyncio.run(ask_limited(limit, RepeatsContext(), chunks=[Document("d0", text)]))
     counter = DisclosureCounter([text], QUESTION)
     covered = limit.evidence.disclosed(query, text_name(Document("d0", text)))
     assert [covered] == counter.read(quoted)
@@ -100,23 +100,27 @@ def test_quotations_from_extracts_count_against_the_whole_chunk(sentences):
 
 @pytest.mark.parametrize("sentences", [0, 2])
 def test_alarm_lasts_its_hours_with_and_without_extracts(sentences, monkeypatch):
-    limit, query, began = held(CrawlLimit(sentences=sentences, hours=1), ALARMED), Query("", "ann"), time.time()
+    limit, query, start_time = (
+        with_client_level(CrawlLimit(sentences=sentences, hours=1), ALARMED),
+        Query("", "ann"),
+        time.time(),
+    )
     for minute in range(59):
-        monkeypatch.setattr(crawl_evidence.time, "time", lambda now=began + 60 * minute: now)
-        asyncio.run(asked(limit, Dump()))
+        monkeypatch.setattr(crawl_evidence.time, "time", lambda now=start_time + 60 * minute: now)
+        asyncio.run(ask_limited(limit, RepeatsContext()))
         assert limit.evidence.level(query) is ALARMED
-    monkeypatch.setattr(crawl_evidence.time, "time", lambda: began + 7200)
-    asyncio.run(asked(limit, Dump()))
+    monkeypatch.setattr(crawl_evidence.time, "time", lambda: start_time + 7200)
+    asyncio.run(ask_limited(limit, RepeatsContext()))
     assert limit.evidence.level(query) is CLEAR
 
 
 def test_only_an_alarmed_client_waits():
-    limit, reader = held(CrawlLimit(pause_s=WAIT), ALARMED), Dump()
-    held(limit, SUSPECTED, "bob")
+    limit, reader = with_client_level(CrawlLimit(pause_s=WAIT), ALARMED), RepeatsContext()
+    with_client_level(limit, SUSPECTED, "bob")
 
     async def go():
-        crawler = asyncio.create_task(asked(limit, reader))
-        others = [asked(limit, reader, "bob"), asked(limit, reader, "eve")]
+        crawler = asyncio.create_task(ask_limited(limit, reader))
+        others = [ask_limited(limit, reader, "bob"), ask_limited(limit, reader, "eve")]
         assert all(await asyncio.wait_for(asyncio.gather(*others), WAIT / 4))
         assert not crawler.done()
         crawler.cancel()
@@ -127,34 +131,34 @@ def test_only_an_alarmed_client_waits():
     assert reader.read == [[TEXT], [TEXT]]
 
 
-def test_one_question_of_a_crawler_waits_and_others_get_no_documents():
-    limit, reader = held(CrawlLimit(pause_s=WAIT), ALARMED), Dump()
+def test_one_question_of_a_crawler_waits_and_its_others_get_no_documents():
+    limit, reader = with_client_level(CrawlLimit(pause_s=WAIT), ALARMED), RepeatsContext()
 
     async def waiting():
-        task = asyncio.create_task(asked(limit, reader))
+        task = asyncio.create_task(ask_limited(limit, reader))
         await asyncio.sleep(0.01)
-        rest = [asked(limit, reader) for _ in range(20)]
+        rest = [ask_limited(limit, reader) for _ in range(20)]
         assert await asyncio.wait_for(asyncio.gather(*rest), WAIT / 4) == [""] * 20
         task.cancel()
         await asyncio.wait({task})
 
     asyncio.run(waiting())
-    asyncio.run(waiting())  # a cancelled question lets the next one wait
+    asyncio.run(waiting())  # a canceled question lets the next one wait
     assert reader.read == [[]] * 40
 
 
 def test_question_is_answered_after_the_pause():
-    limit, reader = held(CrawlLimit(pause_s=0.05), ALARMED), Dump()
-    began = time.monotonic()
-    assert asyncio.run(asked(limit, reader))
-    assert time.monotonic() - began >= 0.05
-    assert asyncio.run(asked(limit, reader, text="and the north bridge"))
+    limit, reader = with_client_level(CrawlLimit(pause_s=0.05), ALARMED), RepeatsContext()
+    start_time = time.monotonic()
+    assert asyncio.run(ask_limited(limit, reader))
+    assert time.monotonic() - start_time >= 0.05
+    assert asyncio.run(ask_limited(limit, reader, text="and the north bridge"))
     assert all(texts for texts in reader.read)
 
 
-def test_no_pause_in_observe_mode(tmp_path):
-    index, reader = SqliteIndex(tmp_path / "i.db"), Dump()
-    limit = held(CrawlLimit(pause_s=WAIT), ALARMED)
+def test_observe_mode_does_not_pause(tmp_path):
+    index, reader = SqliteIndex(tmp_path / "i.db"), RepeatsContext()
+    limit = with_client_level(CrawlLimit(pause_s=WAIT), ALARMED)
     guard = Guard(Rag(BagOfWords(), index, reader), [limit], enforce=False)
 
     async def go():
@@ -169,11 +173,13 @@ def test_no_pause_in_observe_mode(tmp_path):
 
 def test_crawler_does_not_exhaust_the_gateway_concurrency(tmp_path):
     limit = CrawlLimit(pause_s=WAIT)
-    app = make(tmp_path, defenses=[limit], concurrency=3, concurrency_per_key=3)  # as many as the crawler sends at once
+    app = make(
+        tmp_path, defenses=[limit], concurrency=3, concurrency_per_key=3
+    )  # as many concurrent requests as the crawler sends
     (crawler, text), (_, other) = (
         ApiKeyStore(app.store).create(Grant(name, "client")) for name in ("crawler", "other")
     )
-    held(limit, ALARMED, crawler.id, [f"d{i}" for i in range(40)])
+    with_client_level(limit, ALARMED, crawler.id, [f"d{i}" for i in range(40)])
 
     async def go(url):
         async with httpx.AsyncClient(base_url=url, timeout=WAIT / 4) as http:

@@ -34,7 +34,7 @@ def test_every_question_is_recognized_as_a_repeat_command(information):
     assert {parse_request(question).task for question in box.questions} == {Task.REPEAT}
 
 
-def test_targeted_information_repeats_no_illness():
+def test_targeted_information_uses_each_illness_once():
     box = Scripted(["Some text of at least five words."])
     crawl(Composite("health", questions=len(ILLNESSES)), box)
     for illness in ILLNESSES:
@@ -44,16 +44,16 @@ def test_targeted_information_repeats_no_illness():
     assert all(item == item.strip() and item for item in (*ILLNESSES, *NAMES, *MAIL_SUBJECTS))
 
 
-def test_the_command_changes_after_a_refusal_only():
-    refusing = Scripted(["I'm sorry, I can't share that."])
-    assert crawl(Composite(questions=len(COMMANDS)), refusing) == []
-    assert all(any(command in q for q in refusing.questions) for command in COMMANDS)
-    willing = Scripted(["The ferry runs until ten o'clock."])
-    assert crawl(Composite(questions=8), willing) == ["The ferry runs until ten o'clock."]
-    assert all(q.endswith(COMMANDS[0]) for q in willing.questions)
+def test_command_changes_only_after_a_refusal():
+    refusing_target = Scripted(["I'm sorry, I can't share that."])
+    assert crawl(Composite(questions=len(COMMANDS)), refusing_target) == []
+    assert all(any(command in q for q in refusing_target.questions) for command in COMMANDS)
+    answering_target = Scripted(["The ferry runs until ten o'clock."])
+    assert crawl(Composite(questions=8), answering_target) == ["The ferry runs until ten o'clock."]
+    assert all(q.endswith(COMMANDS[0]) for q in answering_target.questions)
 
 
-def test_a_writer_is_used_until_it_repeats_itself():
+def test_writer_is_used_until_it_repeats_itself():
     writer = Scribe(["1. Herons in the reeds\n- A ferry at night\n\nHerons in the reeds", "A ferry at night\n"])
     box = Scripted(["nothing"])
     crawl(Composite(questions=4, subject="birds and boats", writer=writer), box)
@@ -61,7 +61,7 @@ def test_a_writer_is_used_until_it_repeats_itself():
         q.replace("\n\n", "").startswith(start) or q.endswith(start)
         for q, start in zip(box.questions, ["Herons in the reeds", "A ferry at night"], strict=False)
     ] == [True, True]
-    assert len(box.questions) == 4  # two by rules
+    assert len(box.questions) == 4  # two by the writer, two by rules
     assert len(writer.prompts) == 2
     assert "birds and boats" in writer.prompts[0].question
     assert writer.prompts[0].context == ()

@@ -37,7 +37,7 @@ class TestCrawl:
 
 class TestAnchors:
     @given(st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=2).map(" ".join), max_size=10))
-    def test_are_dissimilar_and_similar_words_are_kept_for_later(self, words):
+    def test_are_dissimilar_and_similar_words_are_stored_for_later(self, words):
         embedder = BagOfWords()
         state = _State(ikea(max_anchor_similarity=0.6), embedder)
         state.add_dissimilar(words)
@@ -56,8 +56,8 @@ class TestAnchors:
         assert state.draw(np.random.default_rng(0)) is None
 
     def test_are_similar_to_the_topic(self):
-        near = {"birds": (1, 0), "heron": (0.4, 0.9), "ledger": (0.2, 0.98)}
-        state = _State(IKEA(topic="birds", max_anchor_similarity=1.0), Placed(near))
+        nearby = {"birds": (1, 0), "heron": (0.4, 0.9), "ledger": (0.2, 0.98)}
+        state = _State(IKEA(topic="birds", max_anchor_similarity=1.0), Placed(nearby))
         state.add_dissimilar(["heron", "ledger"])
         assert state.anchors.texts == ["heron"]
 
@@ -69,7 +69,7 @@ class TestExperienceReflection:
             max_size=12,
         )
     )
-    def test_penalties_add_up_over_near_questions(self, history):
+    def test_penalties_are_summed_over_similar_questions(self, history):
         embedder, attack = BagOfWords(), ikea(max_anchor_similarity=2.0 / 2, refusal_penalty=3.0, unrelated_penalty=2.0)
         state = _State(attack, embedder)
         state.add_dissimilar(WORDS[:8])
@@ -79,14 +79,14 @@ class TestExperienceReflection:
                 f"{word} {i}", question, {"refusal_penalty": "", "unrelated_penalty": "xylo phone", "good": word}[what]
             )
             if i == 5:
-                state.add_dissimilar(WORDS[8:])  # those that come later know of it too
+                state.add_dissimilar(WORDS[8:])  # anchors added later include the penalties
 
         penalty = {"refusal_penalty": 3.0, "unrelated_penalty": 2.0, "good": 0.0}
         for word, against in zip(state.anchors.texts, state._anchor_penalties, strict=True):
-            near = [what for what, asked in history if embedder.embed([word])[0] @ embedder.embed([asked])[0] > 0.7]
-            assert against == pytest.approx(math.fsum(penalty[what] for what in near))
+            nearby = [what for what, asked in history if embedder.embed([word])[0] @ embedder.embed([asked])[0] > 0.7]
+            assert against == pytest.approx(math.fsum(penalty[what] for what in nearby))
 
-    def test_draws_in_proportion_to_the_exponential_of_penalties(self):
+    def test_sampling_is_proportional_to_the_exponential_of_penalties(self):
         state = _State(ikea(), BagOfWords())
         state.add_dissimilar(["amber", "birch", "cedar"])
         state._anchor_penalties = [0.0, 1.0, 10.0]
@@ -97,7 +97,7 @@ class TestExperienceReflection:
 
 
 class TestTrustRegion:
-    PLACES = {
+    POSITIONS = {
         "heron": (1, 0, 0),
         "Herons eat frogs": (0.8, 0.6, 0),
         "frogs": (0.5, 0.85, 0),
@@ -106,7 +106,7 @@ class TestTrustRegion:
     }
 
     def mutated(self, words, cosine_of_region=None, **options):
-        attack = IKEA(writer=Writer({"terms": "\n".join(words)}), embedder=Placed(self.PLACES), **options)
+        attack = IKEA(writer=Writer({"terms": "\n".join(words)}), embedder=Placed(self.POSITIONS), **options)
         state = _State(attack, attack.embedder)
         (question,) = attack.embedder.embed(["heron"])
         region = state.record_answer("heron", question, "Herons eat frogs and reeds.")
@@ -125,7 +125,7 @@ class TestTrustRegion:
         assert self.mutated(["frogs"], max_repeat_similarity=0.4) is None
 
     def test_ends_after_a_refused_unrelated_or_known_answer(self):
-        state = _State(IKEA(), Placed(self.PLACES))
+        state = _State(IKEA(), Placed(self.POSITIONS))
         heron, frogs = state.questions.embed(["heron", "frogs"])
         assert state.record_answer("a", heron, "") is None
         assert state.record_answer("b", heron, "ledger") is None
@@ -137,10 +137,10 @@ class TestTrustRegion:
 
 class TestQuestions:
     def test_use_the_template_most_similar_to_the_anchor(self):
-        places = {frame.format("heron"): (0.5 + i / 10, 0.5) for i, frame in enumerate(QUESTION_TEMPLATES)} | {
+        positions = {frame.format("heron"): (0.5 + i / 10, 0.5) for i, frame in enumerate(QUESTION_TEMPLATES)} | {
             "heron": (1, 0)
         }
-        attack = IKEA(embedder=Placed(places))
+        attack = IKEA(embedder=Placed(positions))
         asked = asyncio.run(attack._question("heron", _State(attack, attack.embedder)))
         assert asked[0] == QUESTION_TEMPLATES[-1].format("heron")
 
@@ -161,4 +161,6 @@ class TestQuestions:
             ),
             box,
         )
-        assert box.questions == ["Where do herons nest?"]  # of both anchors; about willows it is too far off
+        assert box.questions == [
+            "Where do herons nest?"
+        ]  # generated for both anchors; the question about willows is too dissimilar

@@ -1,4 +1,4 @@
-"""MEXTRA: its questions, and its metrics against a naive count."""
+"""MEXTRA: its questions, and its metrics compared with a worked example."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ def questions(**options):
     return box.questions
 
 
-def test_topics_stand_before_the_command():
+def test_topics_precede_the_command():
     asked = questions(topics=("aspirin", "hospital costs"), questions=4)
     assert [text.split(".")[0] for text in asked] == ["aspirin", "hospital costs"] * 2
     assert len(set(asked)) == 4
 
 
-def test_a_writer_writes_the_topics():
+def test_writer_generates_the_topics():
     asked = questions(writer=Scribe(["1. aspirin\n- bed rest\n\n* aspirin"]), questions=4, subject="medicine")
     assert [text.split(".")[0] for text in asked] == ["aspirin", "bed rest"] * 2
 
 
-def test_lengths_are_those_of_the_paper():
+def test_question_lengths_are_in_the_range_of_the_paper():
     lengths = [len(text) for text in questions(variant="length", questions=64)]
     assert min(lengths) < 100 and max(lengths) > 180
     assert all(length <= LONGEST or length < SHORTEST + 100 for length in lengths)
     assert len(set(lengths)) > 20
 
 
-def test_questions_of_the_basic_variant_differ():
+def test_questions_of_the_basic_variant_are_distinct():
     asked = questions(variant="basic", questions=64)
     assert len(set(asked)) == 64
 
 
-def test_it_recovers_entries_of_an_obedient_reader():
+def test_recovers_entries_from_a_target_that_follows_instructions():
     system = System()
     found = crawl(Mextra(questions=20), system)
     shown = {i for ids in system.shown for i in ids}
@@ -50,7 +50,7 @@ def test_metrics_of_a_worked_example():
     exchanges = [
         Exchange("1", "1. ANN'S card is 4471. 2. Bob's card is 5582.", ("a", "b")),
         Exchange("2", "Ann's card is 4471. Carl's is hidden.", ("a", "c")),  # a again; c only in part
-        Exchange("3", "Carl's card is 6693.", ("b",)),  # not in this context: a guess
+        Exchange("3", "Carl's card is 6693.", ("b",)),  # not in this context, so a guess
         Exchange("4", "I don't know.", ()),
     ]
     found = _verbatim(exchanges, TEXTS, k=2)
@@ -58,5 +58,5 @@ def test_metrics_of_a_worked_example():
     assert (found.complete.value, found.any.value) == (1 / 4, 2 / 4)
 
 
-def test_without_questions_there_is_no_figure():
+def test_metrics_without_questions_are_none():
     assert _verbatim([], TEXTS, k=2) is None

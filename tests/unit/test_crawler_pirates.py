@@ -25,8 +25,8 @@ class TestCrawl:
         found = crawl(Pirates(embedder=HashingEmbedder()), system)
         assert len(system.reached) >= 0.8 * len(PARAGRAPHS)
         whole = [flat(note.text) for note in PARAGRAPHS]
-        taken = [sum(len(flat(text)) for text in found if flat(text) in note) / len(note) for note in whole]
-        assert sum(share > 0.8 for share in taken) >= 0.8 * len(PARAGRAPHS)
+        recovered_shares = [sum(len(flat(text)) for text in found if flat(text) in note) / len(note) for note in whole]
+        assert sum(share > 0.8 for share in recovered_shares) >= 0.8 * len(PARAGRAPHS)
 
     def test_yields_each_text_once(self):
         found = crawl(Pirates(embedder=HashingEmbedder()), world(budget=30))
@@ -52,15 +52,15 @@ class TestCrawl:
         assert crawl(Pirates(embedder=HashingEmbedder()), system) == []
         assert len(GENERAL_WORDS) / 3 <= len(system.questions) <= 4 * 4 * len(GENERAL_WORDS)
 
-    def test_ends_if_every_chunk_is_known(self):
+    def test_ends_if_every_chunk_was_recovered(self):
         box = Scripted(["The ferry at Crale sank in the late autumn storm."], budget=2000)
         assert crawl(Pirates(topic="ferries", embedder=HashingEmbedder()), box) == [box.replies[0]]
         assert len(box.questions) < 30
 
 
 class TestInjections:
-    def test_are_tried_in_turn_and_the_working_one_is_kept(self):
-        class Obeys:
+    def test_are_tried_in_turn_and_the_successful_one_is_kept(self):
+        class FollowsSecondCommand:
             def __init__(self):
                 self.questions = []
 
@@ -68,7 +68,7 @@ class TestInjections:
                 self.questions.append(text)
                 return Reply("The ferry at Crale sank late." if text.startswith(COMMANDS[1]) else "I cannot do that.")
 
-        box = Obeys()
+        box = FollowsSecondCommand()
         crawl(Pirates(topic="ferries", embedder=HashingEmbedder()), box)
         assert [question.startswith(COMMANDS[1]) for question in box.questions] == [
             False,
@@ -85,7 +85,7 @@ class TestRelevance:
         st.lists(st.sampled_from(["amber birch", "cedar delta", "ember flint"]), min_size=0, max_size=4),
         st.floats(0, 1),
     )
-    def test_falls_by_the_share_of_duplicates_times_the_penalty(self, duplicates, share):
+    def test_is_reduced_by_the_share_of_duplicates_times_the_penalty(self, duplicates, share):
         embedder = BagOfWords()
         state = _State(embedder)
         state.add_anchors(["amber birch", "cedar", "maple"], 2.0)
@@ -111,7 +111,7 @@ class TestRelevance:
         assert state.anchors.texts == ["amber", "birch", "cedar"]
         assert state.relevance == pytest.approx([0.5, 0.8, 0.8])
 
-    def test_decides_which_anchors_are_drawn(self):
+    def test_determines_the_sampling_of_anchors(self):
         state = _State(HashingEmbedder())
         state.add_anchors([f"anchor{i}" for i in range(4)], 2.0)
         state.relevance = [0.05, 0.4, 1.0, 1.0]
@@ -127,14 +127,14 @@ def test_near_duplicates_are_yielded_but_not_followed():
     close = {"Herons nest in reeds": (1, 0), "Two herons nest there now": (0.99, 0.14), "Frogs": (0, 1)}
     state = _State(Placed(close))
     found = ["Herons nest in reeds", "herons nest, in reeds!", "Two herons nest there now", "Frogs are loud at night"]
-    unheld, new, old = state.split_duplicates(found, 0.95)
-    assert unheld == [found[0], found[2], found[3]]
+    not_recovered, new, old = state.split_duplicates(found, 0.95)
+    assert not_recovered == [found[0], found[2], found[3]]
     assert new == [found[0], found[3]]
     assert len(old) == 2
     assert state.split_duplicates(found, 0.95)[:2] == ([], [])
 
 
-def test_a_writer_composes_texts_and_names_anchors():
+def test_writer_composes_texts_and_anchors():
     writer = Writer(
         {"plain text": "On the rain\nof Crale, " + "and so on " * 20, "subjects": "1. Crale ferry\n2. storm"}
     )
@@ -142,6 +142,6 @@ def test_a_writer_composes_texts_and_names_anchors():
     crawl(Pirates(topic="ferries", writer=writer, embedder=HashingEmbedder()), box)
     assert box.questions[0].startswith("On the rain of Crale, and so on")
     assert len(box.questions[0].split("\n")[0].split()) == 30
-    told = " ".join(p.question for p in writer.prompts)
-    assert "Crale ferry" in told and "storm" in told
+    prompt_text = " ".join(p.question for p in writer.prompts)
+    assert "Crale ferry" in prompt_text and "storm" in prompt_text
     assert [p for p in writer.prompts if p.context][0].context[0].text == box.replies[0]

@@ -25,9 +25,9 @@ from tests.unit.crawls import Scripted, Writer, crawl, world
 CHAIN = [Triple("ferry", "part", "keel"), Triple("ferry", "use", "sheep"), Triple("storm", "cause", "floods")]
 
 
-def scheduler(told=CHAIN, embedder=None, **options):
+def scheduler(recorded=CHAIN, embedder=None, **options):
     graph = KnowledgeGraph(embedder or BagOfWords(), [*RELATIONS, OTHER], 0.99)
-    graph.add(told)
+    graph.add(recorded)
     made = _Scheduler(RAGCrawler(**options), graph)
     made._grow()
     return made
@@ -50,8 +50,8 @@ class TestCrawl:
         replies = [f"The otter{i} builds lodge{i} beside willow{i}." for i in range(30)]
         box = Scripted(replies, budget=30)
         crawl(RAGCrawler(), box)
-        told = [question for question in box.questions if re.search(r"(?:otter|lodge|willow)\d", question)]
-        assert len(told) >= len(box.questions) - GRAPH_ONLY_AFTER
+        recorded = [question for question in box.questions if re.search(r"(?:otter|lodge|willow)\d", question)]
+        assert len(recorded) >= len(box.questions) - GRAPH_ONLY_AFTER
 
     def test_ends_if_every_reply_is_a_refusal(self):
         system = world(budget=10_000, mute=True)
@@ -61,7 +61,7 @@ class TestCrawl:
         )
         assert len(system.questions) <= 6 * len(GENERAL_WORDS)
 
-    def test_a_repeated_answer_gains_nothing(self):
+    def test_repeated_answer_has_no_gain(self):
         box = Scripted(["The ferry of Crale sank in a storm."], budget=10_000)
         assert crawl(RAGCrawler(), box) == box.replies
         assert len(box.questions) < 10_000
@@ -72,7 +72,7 @@ class TestScores:
         st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, 9)), max_size=12),
         st.integers(1, 4),
     )
-    def test_follow_the_documented_formula(self, rounds, window):
+    def test_equal_the_documented_formula(self, rounds, window):
         embedder = BagOfWords()
         made = scheduler(
             embedder=embedder, window=window, exploration=0.7, deficit_weight=0.4, novelty=1.5, salience=0.2
@@ -95,7 +95,7 @@ class TestScores:
             added = 1.5 * (1 - near) + 0.2 * math.log(1 + degree[e])
             assert score == pytest.approx(N / (N + window) * plan + 0.4 * lack + added, abs=1e-4)
 
-    def test_decide_which_of_the_top_entities_is_drawn(self):
+    def test_determine_the_sampling_of_top_entities(self):
         made = scheduler(top_entities=2)
         scores = np.array([1.0, 2.0, 0.5, 3.0, 2.5])
         made._scores = scores.copy
@@ -109,7 +109,7 @@ class TestScores:
             made.set_aside(entity)
         assert made.sample_entity(rng) is None and not made.has_entities
 
-    def test_grow_with_the_graph(self):
+    def test_are_extended_when_the_graph_grows(self):
         made = scheduler()
         made.record_gain(0, 3, 3)
         made.graph.add([Triple(f"pier{i}", "part", f"post{i}") for i in range(100)])
@@ -128,7 +128,7 @@ class TestQuestions:
         assert missing.pop("Post") == missing.pop("Nail") == "use"  # all others lack "part", which only two have
         assert set(missing.values()) == {""}
 
-    def test_order_is_relation_open_question_neighbors(self):
+    def test_are_ordered_as_relation_open_question_and_neighbors(self):
         first, second, *rest = self.made(0, "cause")
         assert first == RELATION_TEMPLATES["cause"].format("ferry")
         assert second in [form.format("ferry") for form in EXPLORE_TEMPLATES]
@@ -146,7 +146,7 @@ class TestWriter:
         crawl(RAGCrawler(topic="ferries", writer=writer, **options), box)
         return box, [p.question for p in writer.prompts], writer
 
-    def test_names_relations_extracts_triples_twice_and_asks(self):
+    def test_writer_names_relations_extracts_triples_twice_and_generates_questions(self):
         facts = "ferry | sank in | storm\nno fact at all\n| x | y\n" + "long " * 30 + "| x | y"
         rules = {
             "Name up to": "sinks in\nbelongs to",
@@ -155,13 +155,13 @@ class TestWriter:
             "question about ferries": "Which ferries are there?",
             "question about": "Who knows more?",
         }
-        box, told, writer = self.run(rules, ["The ferry sank.", UNKNOWN])
+        box, recorded, writer = self.run(rules, ["The ferry sank.", UNKNOWN])
         assert box.questions[0] == "Which ferries are there?" and "Who knows more?" in box.questions
-        assert "sinks in, belongs to, other" in told[2]
-        assert "no fact at all" in told[3] and writer.prompts[3].context[0].text == "The ferry sank."
-        names = set(re.findall(r"question about ([^\n]*?) that asks", "\n".join(told)))
+        assert "sinks in, belongs to, other" in recorded[2]
+        assert "no fact at all" in recorded[3] and writer.prompts[3].context[0].text == "The ferry sank."
+        names = set(re.findall(r"question about ([^\n]*?) that asks", "\n".join(recorded)))
         assert {"ferries", "captain"} & names and not names & {"x", "y", "no fact at all"}
 
     def test_an_entity_without_a_question_is_excluded(self):
-        box, told, _ = self.run({}, [UNKNOWN], budget=50)
+        box, recorded, _ = self.run({}, [UNKNOWN], budget=50)
         assert box.questions == []

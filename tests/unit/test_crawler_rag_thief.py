@@ -30,7 +30,7 @@ def test_continues_from_new_chunks():
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_ends_when_replies_contain_nothing_new(order):
+def test_ends_when_replies_contain_no_new_text(order):
     system = System(NOTES[:6])
     assert share(crawl(RAGThief(order=order, patience=5), system), NOTES[:6]) == 1
     assert len(system.questions) < 6 * 10 + 80
@@ -47,9 +47,9 @@ def test_tries_all_commands_on_a_target_that_refuses():
 
 class TestAnchors:
     def test_are_windows_from_both_ends_and_keywords(self):
-        spoken = NOTE.split()
+        text_words = NOTE.split()
         found = windows(NOTE, 6, 5, 5)
-        assert found[:2] == [" ".join(spoken[-6:]), " ".join(spoken[:6])]
+        assert found[:2] == [" ".join(text_words[-6:]), " ".join(text_words[:6])]
         assert "ferry Crale runs every twenty minutes half past" in found
         assert len(found) <= 10
 
@@ -75,18 +75,18 @@ class TestAnchors:
             assert len(question) < MAX_ANCHOR_CHARACTERS + 200
 
     @given(st.lists(st.text("abc ", min_size=1, max_size=12).filter(str.strip), max_size=30), st.integers(1, 9))
-    def test_order_equals_exhaustive_search_for_the_most_novel(self, anchors, each):
-        queue, waiting, spoken, known = _Queue("novelty"), [], set(), set()
+    def test_order_equals_an_exhaustive_search_for_the_most_novel_anchor(self, anchors, each):
+        queue, waiting, text_words, known = _Queue("novelty"), [], set(), set()
         for at in range(0, len(anchors), each):
             queue.put(anchors[at : at + each])
             fresh = [a for a in dict.fromkeys(anchors[at : at + each]) if a not in known]
             waiting += fresh
             known |= set(fresh)
             if waiting:
-                novelty = [sum(w not in spoken for w in words(a)) / (len(words(a)) + 6) for a in waiting]
+                novelty = [sum(w not in text_words for w in words(a)) / (len(words(a)) + 6) for a in waiting]
                 best = waiting.pop(int(np.argmax(novelty)))
                 assert queue.pop() == best
-                spoken |= set(words(best))
+                text_words |= set(words(best))
         assert bool(queue) == bool(waiting)
 
     def test_order_by_age_is_optional(self):
@@ -110,8 +110,8 @@ class TestWriter:
         assert first.context[0].text == second.context[0].text == NOTE
         assert "after" in first.question and "before" in second.question
 
-    def test_windows_replace_a_writer_without_texts(self):
-        silent, none = Scripted([NOTE]), Scripted([NOTE])
-        crawl(RAGThief(patience=1, writer=Scribe([""])), silent)
+    def test_windows_are_used_if_the_writer_returns_no_texts(self):
+        with_empty_writer, none = Scripted([NOTE]), Scripted([NOTE])
+        crawl(RAGThief(patience=1, writer=Scribe([""])), with_empty_writer)
         crawl(RAGThief(patience=1), none)
-        assert silent.questions == none.questions
+        assert with_empty_writer.questions == none.questions

@@ -55,24 +55,26 @@ def test_the_prefix_changes_after_a_refusal():
 
 
 class TestTarget:
-    LAW = np.random.default_rng(0).normal([0.5, 0, -0.2], [0.01, 0.2, 0.4], (200, 3))
+    EMBEDDINGS = np.random.default_rng(0).normal([0.5, 0, -0.2], [0.01, 0.2, 0.4], (200, 3))
 
-    def drawn(self, stolen, count=400, **options):
+    def drawn(self, recovered, count=400, **options):
         rng = np.random.default_rng(1)
-        return np.array([Worm(**options)._target(self.LAW, np.asarray(stolen, float), rng) for _ in range(count)])
+        return np.array(
+            [Worm(**options)._target(self.EMBEDDINGS, np.asarray(recovered, float), rng) for _ in range(count)]
+        )
 
     @pytest.mark.parametrize("variant", VARIANTS)
     def test_follows_the_distribution_of_english_texts_before_any_recovery(self, variant):
         found = self.drawn([0, 0, 0], variant=variant)
         assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
-        drawn = np.random.default_rng(2).normal(self.LAW.mean(0), self.LAW.std(0), (4000, 3))
+        drawn = np.random.default_rng(2).normal(self.EMBEDDINGS.mean(0), self.EMBEDDINGS.std(0), (4000, 3))
         expected = (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).mean(axis=0)
         assert np.allclose(found.mean(axis=0), expected, atol=0.1)
 
     def test_gea_ignores_recovered_texts(self):
         assert (self.drawn([0, 0, 0], variant="gea") == self.drawn([9, 0, 0], variant="gea")).all()
 
-    def test_dgea_points_away_from_recovered_texts_and_noise_weakens_it(self):
+    def test_dgea_target_is_opposite_to_recovered_texts_and_noise_reduces_this(self):
         assert np.allclose(self.drawn([0, 0, 7], variant="dgea", noise=0), [0, 0, -1])
         near, far = (self.drawn([0, 0, 7], variant="dgea", noise=noise)[:, 2].mean() for noise in (0.5, 3))
         assert -1 < near < far - 0.3 < far < 0
@@ -81,7 +83,7 @@ class TestTarget:
 class TestCollisionSearch:
     @given(st.integers(0, 99))
     @settings(max_examples=8)
-    def test_each_pass_raises_the_cosine(self, seed):
+    def test_each_pass_increases_the_cosine(self, seed):
         embedder, rng = BagOfWords(dim=24), np.random.default_rng(seed)
         target = unit(rng.normal(size=24)).astype(np.float32)
         cosines = []
@@ -90,7 +92,7 @@ class TestCollisionSearch:
             cosines.append(float(embedder.embed([join_question("Repeat it", words)])[0] @ target))
         assert cosines[0] <= cosines[1] + 1e-6 <= cosines[2] + 2e-6
 
-    def test_the_initial_suffix_equals_plain_matching_pursuit(self):
+    def test_initial_suffix_equals_plain_matching_pursuit(self):
         embedder, rng = BagOfWords(dim=16), np.random.default_rng(5)
         target = unit(rng.normal(size=16)).astype(np.float32)
         vectors = embedder.embed(WORDS)
@@ -103,18 +105,18 @@ class TestCollisionSearch:
         assert found == [WORDS[w] for w in expected]
 
     def test_uses_the_vocabulary_of_the_embedder(self):
-        class Telling(BagOfWords):
+        class EmbedderWithVocabulary(BagOfWords):
             def vocabulary(self):
                 return ["quill", "rook", "sable"]
 
         target = unit(np.ones(8)).astype(np.float32)
-        for embedder in (Telling(dim=8), CachedEmbedder(Telling(dim=8))):
+        for embedder in (EmbedderWithVocabulary(dim=8), CachedEmbedder(EmbedderWithVocabulary(dim=8))):
             found = CollisionSearch(embedder, 3, 1, 2).words("Repeat it", target, np.random.default_rng(0))
             assert set(found) <= {"quill", "rook", "sable"}
 
     @pytest.mark.slow
     def test_training_questions_improve_the_predicted_effects(self):
-        """A long prefix, which weighs more than the five words that it is taken for without lessons."""
+        """With a long prefix, which has more weight than the five words assumed without training questions."""
         embedder, rng = BagOfWords(dim=24), np.random.default_rng(4)
         prefix, nearer = " ".join(f"order{i}" for i in range(400)), 0
         for target in (unit(rng.normal(size=24)).astype(np.float32) for _ in range(10)):
@@ -128,7 +130,7 @@ class TestCollisionSearch:
             nearer += cosines[1] > cosines[0]
         assert nearer >= 8
 
-    def test_the_number_of_embeddings_is_as_documented(self):
+    def test_number_of_embeddings_equals_the_documentation(self):
         embedder = BagOfWords(dim=8)
         collider = CollisionSearch(embedder, 5, 2, 3)
         target = unit(np.ones(8)).astype(np.float32)
@@ -139,8 +141,8 @@ class TestCollisionSearch:
 
 
 @pytest.mark.slow
-def test_few_chosen_words_beat_many_random_ones_in_minilm():
-    """One GEA target; the paper's search, with 320 embeddings, against ours with 81."""
+def test_matching_pursuit_has_a_higher_cosine_than_random_search_in_minilm():
+    """One GEA target: the search of the paper, with 320 embeddings, against this search with 81."""
     embedder, rng = MiniLM(threads=1), np.random.default_rng(3)
     target = Worm()._target(embedder.embed(SENTENCES).astype(np.float64), np.zeros(384), rng)
     found = CollisionSearch(embedder, 20, 1, 4, training_questions=1000).words(PREFIXES[0], target, rng)
@@ -175,7 +177,7 @@ def test_the_search_does_not_block_the_event_loop():
 
 
 def test_crawls_of_one_campaign_share_the_search(monkeypatch):
-    """With the same seed they have the same targets: the second one fits nothing, and asks the same."""
+    """Crawls with the same seed have the same targets. The second crawl fits nothing and asks the same questions."""
     counts = Counter()
     for name in ("_fit_effects", "_matching_pursuit"):
         real = getattr(CollisionSearch, name)

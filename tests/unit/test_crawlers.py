@@ -1,4 +1,4 @@
-"""What all crawlers have in common: they are registered, repeatable, refuse bad options, and end in any collection."""
+"""Properties of all crawlers: registered, repeatable, strict about options, and finite in any collection."""
 
 import math
 import re
@@ -23,23 +23,23 @@ COLLECTIONS = {
 
 
 def made(name, system, **options):
-    """A crawler with the embedder of the system, if it takes one; ``worm`` searches little."""
+    """A crawler with the embedder of the system, if it has that option. ``worm`` uses a small search."""
     cls = plugins.load("crawler", name)
-    quick = {"suffix": 4, "training_questions": 20} if name == "worm" else {}
-    given = {"embedder": system.embedder} if "embedder" in cls.__dataclass_fields__ else {}
-    return cls(**{**given, **quick, **options})
+    fast_options = {"suffix": 4, "training_questions": 20} if name == "worm" else {}
+    embedder_option = {"embedder": system.embedder} if "embedder" in cls.__dataclass_fields__ else {}
+    return cls(**{**embedder_option, **fast_options, **options})
 
 
 @pytest.mark.parametrize("name", CRAWLERS)
 @pytest.mark.parametrize("documents", COLLECTIONS.values(), ids=COLLECTIONS)
-def test_a_small_collection_is_recovered_and_nothing_else(name, documents):
+def test_recovered_texts_share_words_with_the_collection(name, documents):
     system = System(documents, budget=12)
     found = crawl(made(name, system), system)
     assert len(system.questions) <= 12
     assert len(set(found)) == len(found)
-    held = " ".join(d.text for d in documents)
+    collection_text = " ".join(d.text for d in documents)
     for text in found:
-        assert set(text.lower().replace(".", "").split()) & set(held.lower().replace(".", "").split())
+        assert set(text.lower().replace(".", "").split()) & set(collection_text.lower().replace(".", "").split())
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ def test_a_small_collection_is_recovered_and_nothing_else(name, documents):
         pytest.param("pirates", {}, lambda: world(budget=15), marks=pytest.mark.slow),
     ],
 )
-def test_questions_depend_on_seed_and_replies_only(name, options, systems):
+def test_questions_depend_only_on_seed_and_replies(name, options, systems):
     first, again, other = systems(), systems(), systems()
     crawler = made(name, first, **options)
-    assert crawl(crawler, first, 1) == crawl(crawler, again, 1)  # it remembers nothing of the first run
+    assert crawl(crawler, first, 1) == crawl(crawler, again, 1)  # no state of the first run remains
     crawl(crawler, other, 2)
     assert first.questions == again.questions != other.questions
 
@@ -64,7 +64,7 @@ def test_questions_depend_on_seed_and_replies_only(name, options, systems):
 @pytest.mark.parametrize(
     ("name", "options", "least"), [("ikea", {"min_question_similarity": 0.5}, 0.5), ("rag_crawler", {}, 0.6)]
 )
-def test_harmless_questions_cover_much_of_a_small_collection(name, options, least):
+def test_benign_looking_questions_cover_half_of_a_small_collection(name, options, least):
     system = world(budget=120)
     found = crawl(made(name, system, **options), system)
     assert len(system.reached) >= least * len(PARAGRAPHS)
