@@ -512,13 +512,13 @@ class TestPages:
             assert "closer to a document than benign questions are (" in text and "<code>d3</code>" in text
             assert browser.get("/verdicts/verdict-2").status_code == 404
 
-    def test_a_verdict_without_a_score_shows_none(self, tmp_path):
+    def test_verdict_without_a_score_shows_no_score(self, tmp_path):
         bare = verdict(1, defense="quorum", score=0.0, threshold=0.0)
         with logged_in(make(tmp_path), bare) as browser:
             listed, text = (browser.get(path).text for path in ("/verdicts", "/verdicts/verdict-1"))
         assert "no score" in listed and "0.00, threshold" not in listed and "score 0" not in text.lower()
 
-    def test_overview_compares_only_scores_that_flagged_a_request(self, tmp_path):
+    def test_overview_shows_only_scores_of_new_decisions(self, tmp_path):
         again = verdict(2, flagged=True, score=1.0, evidence={"why": ["before"], "withheld": ["d3"]})
         with logged_in(make(tmp_path), verdict(1, flagged=True), again) as browser:
             page = browser.get("/").text
@@ -873,7 +873,7 @@ class TestOperatingPoint:
         assert operating_point.write_config(path, "mirabel", 0.02) and path.read_text() == text
         assert operating_point.write_config(tmp_path / "none.yaml", "mirabel", 0.02)
 
-    def test_a_change_needs_a_calibrated_defense(self, tmp_path):
+    def test_change_requires_a_calibrated_defense(self, tmp_path):
         with (
             make(tmp_path) as app,
             pytest.raises(DataError, match="no defense has an operating point; add a calibrated one"),

@@ -174,7 +174,7 @@ class TestAccounting:
         assert composed_epsilon(0.2, 1e-3, tokens) <= 2.0 < composed_epsilon(0.2, 1e-3, tokens + 1)
 
     def test_composition_equals_that_of_randomized_response(self):
-        """Against the binomial distribution of n answers that each reveal a bit with odds e to the epsilon."""
+        """The reference is the binomial distribution of n answers, each revealing a bit with odds exp(epsilon)."""
         pytest.importorskip("dp_accounting", reason="needs casemate[dp]")
         each, n, delta = 0.4, 12, 1e-2
         keep = math.exp(each) / (1 + math.exp(each))

@@ -62,7 +62,7 @@ def unit_rows(n, seed):
 @given(st.integers(2, 9), st.integers(0, 10_000))
 @settings(max_examples=30, deadline=None)
 def test_clusters_merge_by_the_smallest_increase_of_the_sum_of_squares(n, seed):
-    """Against Ward's definition: the sum of squared distances to the mean of each cluster."""
+    """The reference is Ward's definition: the sum of squared distances to the mean of each cluster."""
     rows = unit_rows(n, seed)
 
     def spread(members):

@@ -354,7 +354,7 @@ def test_first_and_last_letters_of_other_notes_disclose_no_additional_words(chan
         NOTES[30].replace(" and ", "\n \t").replace(". ", ".  \n"),
     ],
 )
-def test_language_of_the_texts_is_readable(answer):
+def test_answers_in_the_language_of_the_texts_are_readable(answer):
     counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45])
     counter.read(answer)
     assert counter.unreadable_words == 0
@@ -606,7 +606,7 @@ FRENCH_PROSE = (
 
 
 @pytest.mark.parametrize("prose", [PROSE, GERMAN_PROSE, FRENCH_PROSE])
-def test_prose_beside_short_records_is_readable_and_a_cipher_of_it_is_not(prose, monkeypatch):
+def test_prose_is_readable_next_to_short_records_and_a_cipher_of_it_is_not(prose, monkeypatch):
     """Short records have too few letters to estimate which words are readable."""
 
     def charged(answer):

@@ -44,7 +44,7 @@ def test_watermark_in_invisible_characters_is_found(name):
         assert (found.token, found.form) == (TOKENS[1], "invisible")
 
 
-def test_codes_of_seven_bits_and_emoji():
+def test_seven_bit_codes_are_decoded_and_emoji_are_not_codes():
     bits = "".join(f"{ord(c):07b}" for c in TOKENS[1]).translate({48: "\u200b", 49: "\u200c"})
     assert WatermarkDetector(TOKENS).best_match(DecodedText(f"No.{bits} Sorry.")).token == TOKENS[1]
     assert "invisible" not in DecodedText(5 * "\U0001f468\u200d\U0001f469\u200d\u2764\ufe0f").views

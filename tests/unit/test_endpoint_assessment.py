@@ -195,21 +195,21 @@ def test_report_contains_failures_of_the_system_during_the_attack(run_try, folde
     assert "Do not trust these figures" in (folder / ".casemate/try/report.html").read_text()
 
 
-def test_meaningless_answers_make_the_result_inconclusive(run_try):
+def test_meaningless_answers_make_the_figures_doubtful(run_try):
     with serving(always="garbage") as server:
         code, _, found = run_try("--endpoint", server.url, "--json", "--queries", "60")
     assert code == 3
     assert any("from the text in question" in gap for gap in found["gaps"])
 
 
-def test_meaningless_answers_after_the_attacks_make_the_result_inconclusive(run_try):
+def test_meaningless_answers_after_the_attacks_make_the_figures_doubtful(run_try):
     with serving(script=["bare"] * 6, always="garbage") as server:
         code, _, found = run_try("--endpoint", server.url, "--json", "--queries", "60")
     assert (code, found["requests"]) == (3, server.count)
     assert any("After the attacks it answered none of" in gap for gap in found["gaps"])
 
 
-def test_identical_replies_to_the_crawler_make_the_result_inconclusive(run_try):
+def test_identical_replies_to_the_crawler_make_the_figures_doubtful(run_try):
     def answer(question):
         return "在记录中没有找到相关信息。" if CRAWL_COMMAND.search(question) else external_system.bare(question)
 
@@ -220,7 +220,7 @@ def test_identical_replies_to_the_crawler_make_the_result_inconclusive(run_try):
 
 
 @pytest.mark.slow
-def test_verbal_refusals_of_pasted_records_make_the_result_inconclusive(run_try):
+def test_verbal_refusals_of_pasted_records_make_the_figures_doubtful(run_try):
     def answer(question):
         return "I cannot answer this question." if len(question) > 250 else external_system.bare(question)
 
@@ -241,7 +241,7 @@ def test_verbal_refusals_of_pasted_records_make_the_result_inconclusive(run_try)
         (["--endpoint", "http://127.0.0.1:9/ask", "--body", "{}"], "no {question} placeholder"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_is_sent(run_try, arguments, message):
+def test_invalid_options_are_refused_before_the_first_request(run_try, arguments, message):
     if "--model" in arguments:
         arguments = ["known/in", *arguments]
     code, printed, _ = run_try(*arguments)

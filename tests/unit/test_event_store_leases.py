@@ -77,7 +77,7 @@ def test_only_the_holder_can_release(stores):
     one.release("nothing", "a")
 
 
-def test_of_concurrent_requests_exactly_one_succeeds(url):
+def test_exactly_one_of_concurrent_requests_succeeds(url):
     granted, barrier = [], threading.Barrier(8)
 
     def work(name: str) -> None:

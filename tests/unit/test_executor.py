@@ -175,7 +175,7 @@ class RayTaskError(RayError):
 
 
 class ToyRay:
-    """Runs a task at once, after an attacker has changed the messages."""
+    """Runs a task synchronously, after the function ``change`` altered its messages."""
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 

@@ -349,7 +349,7 @@ class TestRounds:
         assert len(external_system.asked) >= 100
         assert first.isdisjoint(client for client, _ in external_system.asked)
 
-    def test_an_interrupted_campaign_can_be_abandoned(self, owner_folder, tmp_path):
+    def test_interrupted_campaign_can_be_restarted_from_the_beginning(self, owner_folder, tmp_path):
         config = settings(owner_folder, tmp_path, "guarded", budget=20)
         run(config)
         assert run(config).evidence["resumed"]
@@ -401,11 +401,11 @@ class TestCrawls:
         page = write_report(found, tmp_path / "report", stem="crawl")["html"].read_text()
         assert f"{side.words:,} words" in page
 
-    def test_provided_members_are_a_sample(self, owner_folder, tmp_path):
+    def test_provided_members_are_reported_as_a_sample(self, owner_folder, tmp_path):
         found = crawl(self.made(owner_folder, tmp_path, "bare", {"members": "known/in"}))
         assert any("random sample" in line for line in found.not_tested)
 
-    def test_a_failing_target_is_an_error_and_exchanges_are_kept(self, owner_folder, tmp_path):
+    def test_failing_target_is_an_error_and_exchanges_are_saved(self, owner_folder, tmp_path):
         with external_system.serving(script=["bare"] * 50) as fake:
             fake.always = "500"
             config = self.made(owner_folder, tmp_path, http(fake), {"corpus": "known/in"})

@@ -198,7 +198,7 @@ def test_vectors_of_another_embedder_are_not_used():
 
 
 @pytest.mark.parametrize("options", [{"sentences": 0}, {"support": 0.0}, {"support": 1.5}])
-def test_wrong_options_are_refused(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(ConfigError, match="extractive"):
         ExtractiveGenerator(**options)
 

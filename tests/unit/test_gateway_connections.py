@@ -136,7 +136,7 @@ def test_one_key_cannot_occupy_all_slots(tmp_path):
 
 
 @pytest.mark.parametrize("lengths", ["Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET "])
-def test_two_lengths_are_refused_and_the_connection_is_closed(tmp_path, lengths):
+def test_requests_with_two_length_headers_are_refused_and_the_connection_closed(tmp_path, lengths):
     app = make(tmp_path)
     text = key(app)
     with serving(app) as url, connected_to(url) as connection:

@@ -88,19 +88,19 @@ def test_without_a_valid_key_all_responses_are_equal(tmp_path, header):
         }
 
 
-def revoke_elsewhere(folder, text):
+def revoke_in_another_process(folder, text):
     """Revokes a key through another connection to the event store, as 'casemate key revoke' does."""
     store = SqlEventStore(path=folder / "events.db")
     ApiKeyStore(store).revoke(text.split("_")[1])
     store.close()
 
 
-def test_a_key_revoked_elsewhere_is_refused_within_seconds(tmp_path):
+def test_key_revoked_by_another_process_is_refused_within_seconds(tmp_path):
     app = make(tmp_path)
     text = key(app)
     with client(app, text) as http:
         assert http.get("/v1/models").status_code == 200
-        revoke_elsewhere(tmp_path, text)
+        revoke_in_another_process(tmp_path, text)
         wait_for(lambda: http.get("/v1/models").status_code == 401)
         unknown = http.get("/v1/models", headers={"Authorization": "Bearer cmk_"})
         assert http.get("/v1/models").json() == unknown.json()
@@ -114,7 +114,7 @@ def test_a_key_revoked_while_its_request_waits_for_admission_is_refused(tmp_path
 
     def read_since(kind, after, since=None):
         if kind == "key" and pending:
-            revoke_elsewhere(tmp_path, pending.pop())
+            revoke_in_another_process(tmp_path, pending.pop())
         return real(kind, after, since)
 
     monkeypatch.setattr(app.store, "read_since", read_since)
@@ -137,7 +137,7 @@ def test_a_key_revoked_while_the_body_of_its_request_arrives_is_refused(tmp_path
     with client(app, text) as http, connected_to(str(http.base_url).rstrip("/")) as connection:
         connection.sendall((head + body[:5]).encode())
         http.get("/metrics")  # answered after the gateway began to read the body
-        revoke_elsewhere(tmp_path, text)
+        revoke_in_another_process(tmp_path, text)
         wait_for(lambda: http.get("/v1/models").status_code == 401)
         connection.sendall(body[5:].encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 401")
@@ -153,7 +153,7 @@ def test_an_answer_in_progress_is_completed_after_its_key_is_revoked(tmp_path, m
     with client(app, text) as http, ThreadPoolExecutor() as threads:
         answer = threads.submit(http.post, "/v1/chat/completions", json=chat("x", stream=stream))
         wait_for(lambda: held.begun == 1)
-        revoke_elsewhere(tmp_path, text)
+        revoke_in_another_process(tmp_path, text)
         wait_for(lambda: http.get("/v1/models").status_code == 401)
         held.free.set()
         done = answer.result(20)
@@ -558,34 +558,32 @@ def test_no_answer_is_sent_before_its_verdict_is_written(tmp_path, path, body, m
 def test_no_answer_is_sent_while_the_event_store_is_renamed(tmp_path, monkeypatch):
     app = make(tmp_path)
     monkeypatch.setattr(state, "WRITE_TIMEOUT_S", 0.1)
-    events, elsewhere = tmp_path / "events.db", tmp_path / "events.old"
+    events, moved = tmp_path / "events.db", tmp_path / "events.old"
     with client(app, key(app)) as http:
         assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
-        events.rename(elsewhere)
+        events.rename(moved)
         answer = http.post("/v1/chat/completions", json=chat("only7"))
         assert answer.status_code == 503
         assert "d7" not in answer.text
-        elsewhere.rename(events)
+        moved.rename(events)
         assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
 
 
 @pytest.mark.parametrize("change", ["renamed", "deleted", "replaced"])
 def test_no_answer_is_sent_while_the_index_is_renamed_deleted_or_replaced(tmp_path, change):
     app = make(tmp_path)
-    path, elsewhere = tmp_path / "index.db", tmp_path / "index.old"
+    path, moved = tmp_path / "index.db", tmp_path / "index.old"
     with client(app, key(app)) as http:
         assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
         assert http.get("/readyz").status_code == 200
-        elsewhere.write_bytes(path.read_bytes())
-        path.unlink() if change == "deleted" else elsewhere.rename(path) if change == "replaced" else path.rename(
-            elsewhere
-        )
+        moved.write_bytes(path.read_bytes())
+        path.unlink() if change == "deleted" else moved.rename(path) if change == "replaced" else path.rename(moved)
         answer = http.post("/v1/chat/completions", json=chat("only7"))
         assert answer.status_code == 503
         assert "d7" not in answer.text
         wait_for(lambda: http.get("/readyz").status_code == 503)
         if change == "renamed":
-            elsewhere.rename(path)
+            moved.rename(path)
             assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
 
 

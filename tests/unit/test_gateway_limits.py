@@ -99,10 +99,10 @@ def test_all_gateways_together_send_at_most_the_budget(answers):
         assert budget.used <= size + piece
         await budget.close()
 
-    async def all_of_them():
+    async def all_gateways():
         await asyncio.gather(*(answer(*one) for one in answers))
 
-    asyncio.run(all_of_them())
+    asyncio.run(all_gateways())
     assert left <= 1000
     assert store.tallies == {} or left <= store.tallies["tokens:k"][0] <= 1000
 

@@ -83,7 +83,7 @@ PUBLISHED = {
 
 
 def attribute_names(spans):
-    """Names of the attributes of spans and events, all of them published or our own."""
+    """Names of the attributes of spans and events: each is published or begins with ``casemate.``."""
     names = {name for span in spans for group in (span, *span.events) for name in group.attributes}
     assert {name for name in names if name not in PUBLISHED and not name.startswith("casemate.")} == set()
     return names

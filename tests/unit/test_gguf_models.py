@@ -278,7 +278,7 @@ class ReplaceAnswer(Defense):
         return Outcome(replace(answer, text="sealed"), verdict)
 
 
-class TestBehindAGuard:
+class TestModelWithGuard:
     """For every behavior of the model, a client receives a guarded answer or an error in bounded time."""
 
     def guard(self, model: CausalLM, tmp_path: Path, *defenses: Defense) -> Guard:

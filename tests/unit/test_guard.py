@@ -143,7 +143,7 @@ def test_mirabel_hides_a_copied_document_end_to_end(make):
     assert len(answer.retrieval.hits) == 5
 
 
-def test_asked_and_streamed_answers_are_equal(make):
+def test_complete_and_streamed_answers_are_equal(make):
     guard = make([HideBest()], documents(40))
     query = Query("amber heron")
     assert asyncio.run(join_stream(guard.stream(query))) == asyncio.run(guard.ask(query)).text

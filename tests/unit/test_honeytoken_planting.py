@@ -224,7 +224,7 @@ class TestRemoval:
         world.plant(4, folder="records/2031")
         assert len(world.clean().removed["default"]) == 4
 
-    def test_keeps_documents_that_merely_resemble_a_record(self, world):
+    def test_keeps_documents_that_only_resemble_a_record(self, world):
         world.plant(2)
         record = world.texts()[world.records()[0].source]
         forged = Document("mine", "An honest text.", source="honey/12345678", metadata=record.metadata)
