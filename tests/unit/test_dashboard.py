@@ -92,7 +92,7 @@ def result(canary="beds", run="clinic@2026-01-01T00:00:00Z", status=CanaryStatus
     return CanaryResult(canary, run, NOW, status, deviations, documents=("d1",), sources=("d1",), scores=(0.5,), **more)
 
 
-class Visitor:
+class Browser:
     """A browser without scripts."""
 
     opened: ClassVar[list] = []
@@ -115,28 +115,28 @@ class Visitor:
 
 
 @pytest.fixture(autouse=True)
-def left():
+def close_connections():
     """Closes all connections."""
     yield
-    while Visitor.opened:
-        Visitor.opened.pop().close()
+    while Browser.opened:
+        Browser.opened.pop().close()
 
 
 @contextmanager
-def visiting(app, *events, labels=(), tenant="default"):
+def logged_in(app, *events, labels=(), tenant="default"):
     """Serves a gateway with these events, and logs in with an admin key."""
     for one in events:
         app.store.append(one)
     text = key(app, "admin", "operator", labels=labels, tenant=tenant)
     app.store.flush()
     with serving(app) as url:
-        visitor = Visitor(url)
-        assert visitor.login(text).status_code == 303
-        yield visitor
+        browser = Browser(url)
+        assert browser.login(text).status_code == 303
+        yield browser
 
 
 class TestLogin:
-    def test_all_pages_need_a_login(self, tmp_path):
+    def test_all_pages_require_a_login(self, tmp_path):
         with serving(make(tmp_path)) as url, httpx.Client(base_url=url) as http:
             for path in PAGES:
                 answer = http.get(f"/dashboard{path.replace('{id}', 'x')}")
@@ -145,20 +145,28 @@ class TestLogin:
                 answer = http.post(f"/dashboard{path}", data={"id": "x", "csrf": "x"})
                 assert answer.status_code == 303 and answer.headers["location"] == "/dashboard/login"
 
-    def test_only_admin_keys_log_in_and_all_others_get_the_same_response(self, tmp_path):
+    def test_only_admin_keys_log_in_and_all_other_keys_get_the_same_response(self, tmp_path):
         app = make(tmp_path)
         made = ApiKeyStore(app.store)
-        gone, gone_text = made.create(Grant("gone", "admin"))
-        made.revoke(gone.id)
-        texts = [key(app), key(app, "metrics"), str(gone_text), "cmk_0_x", "", "x" * 200, key(app, "admin")[:-1] + "!"]
+        revoked_key, revoked_text = made.create(Grant("gone", "admin"))
+        made.revoke(revoked_key.id)
+        texts = [
+            key(app),
+            key(app, "metrics"),
+            str(revoked_text),
+            "cmk_0_x",
+            "",
+            "x" * 200,
+            key(app, "admin")[:-1] + "!",
+        ]
         app.store.flush()
         with serving(app) as url:
-            told = set()
+            responses = set()
             for text in texts:
-                answer = Visitor(url).login(text)
+                answer = Browser(url).login(text)
                 assert answer.status_code == 403 and "casemate-session" not in answer.headers.get("set-cookie", "")
-                told.add(re.sub('value="[^"]*"', "", answer.text))
-            assert len(told) == 1
+                responses.add(re.sub('value="[^"]*"', "", answer.text))
+            assert len(responses) == 1
 
     def test_bearer_keys_give_no_access(self, tmp_path):
         app = make(tmp_path)
@@ -171,43 +179,43 @@ class TestLogin:
         app = make(tmp_path)
         text = key(app, "admin")
         with serving(app) as url:
-            cookie = Visitor(url).login(text).headers["set-cookie"]
+            cookie = Browser(url).login(text).headers["set-cookie"]
             assert "casemate-session=" in cookie and "HttpOnly" in cookie and "SameSite=strict" in cookie
             assert "Path=/dashboard" in cookie
 
-    def test_a_login_form_of_another_site_is_refused(self, tmp_path):
+    def test_login_requests_from_another_site_are_refused(self, tmp_path):
         app = make(tmp_path)
         text = key(app, "admin")
         with serving(app) as url:
             assert httpx.post(f"{url}/dashboard/login", data={"key": text}).status_code == 403
-            assert Visitor(url).login(text, csrf="0" * 64).status_code == 403
-            foreign = Visitor(url, **{"Sec-Fetch-Site": "cross-site"})
-            assert foreign.login(text).status_code == 403
+            assert Browser(url).login(text, csrf="0" * 64).status_code == 403
+            other_site = Browser(url, **{"Sec-Fetch-Site": "cross-site"})
+            assert other_site.login(text).status_code == 403
 
     def test_failed_logins_are_rate_limited(self, tmp_path):
         app = make(tmp_path)
         text = key(app, "admin")
         with serving(app) as url:
-            visitor = Visitor(url)
-            assert {visitor.login("wrong").status_code for _ in range(TRIES)} == {403}
-            assert visitor.login("wrong").status_code == 429
-            assert visitor.login(text).status_code == 303, "others must not lock the admin out"
+            browser = Browser(url)
+            assert {browser.login("wrong").status_code for _ in range(TRIES)} == {403}
+            assert browser.login("wrong").status_code == 429
+            assert browser.login(text).status_code == 303, "others must not lock the admin out"
 
     def test_a_revoked_key_ends_its_session(self, tmp_path):
         app = make(tmp_path)
-        with visiting(app) as visitor:
-            assert visitor.get("/").status_code == 200
+        with logged_in(app) as browser:
+            assert browser.get("/").status_code == 200
             keys = ApiKeyStore(app.store)
             keys.sync()
             keys.revoke(next(k.id for k in keys.all() if k.grant.role == "admin"))
-            _until(lambda: visitor.get("/").status_code == 303)
+            _until(lambda: browser.get("/").status_code == 303)
 
     def test_logout_ends_the_session_on_the_server(self, tmp_path):
-        with visiting(make(tmp_path)) as visitor:
-            cookies = dict(visitor.http.cookies)
-            assert visitor.post("/logout").status_code == 303
-            visitor.http.cookies.update(cookies)
-            assert visitor.get("/").status_code == 303
+        with logged_in(make(tmp_path)) as browser:
+            cookies = dict(browser.http.cookies)
+            assert browser.post("/logout").status_code == 303
+            browser.http.cookies.update(cookies)
+            assert browser.get("/").status_code == 303
 
     @pytest.mark.parametrize(
         "address", ["//evil.example/", "https://evil.example", "/v1/models", "/dashboard/\\x", "/dashboard/logout"]
@@ -216,8 +224,8 @@ class TestLogin:
         app = make(tmp_path)
         text = key(app, "admin")
         with serving(app) as url:
-            assert Visitor(url).login(text, next=address).headers["location"] == "/dashboard/"
-            assert Visitor(url).login(text, next="/dashboard/alerts").headers["location"] == "/dashboard/alerts"
+            assert Browser(url).login(text, next=address).headers["location"] == "/dashboard/"
+            assert Browser(url).login(text, next="/dashboard/alerts").headers["location"] == "/dashboard/alerts"
 
     def test_the_api_schema_does_not_contain_the_dashboard(self, tmp_path):
         with serving(make(tmp_path)) as url:
@@ -232,7 +240,7 @@ def _until(what, timeout_s=10.0):
 
 
 class TestSessions:
-    def test_sessions_end_by_age_and_by_idleness(self):
+    def test_sessions_expire_by_age_and_by_idle_time(self):
         clock, store = [1e9], Memory()
         sessions, admin = (
             SessionStore(store, ApiKeyStore(store), lambda: clock[0]),
@@ -255,28 +263,28 @@ class TestSessions:
         assert sessions.find(other, touch=True) is None
 
     def test_the_number_of_sessions_is_limited(self):
-        sessions, _, admin = self.two(Memory())
+        sessions, _, admin = self.two_session_stores(Memory())
         tokens = [sessions.start(admin) for _ in range(MAX_SESSIONS + 1)]
         assert sessions.find(tokens[0], touch=False) is None
         assert sessions.find(tokens[1], touch=False) and sessions.find(tokens[-1], touch=False)
 
     def test_session_ids_are_not_stored(self):
         store = Memory()
-        sessions, _, admin = self.two(store)
+        sessions, _, admin = self.two_session_stores(store)
         token = sessions.start(admin)
         assert token not in repr(vars(sessions)) + repr(store.events)
         assert sessions.find(token + "x", touch=False) is None
 
     def test_sessions_are_shared_by_all_gateways(self):
-        here, there, admin = self.two(Memory())
+        here, there, admin = self.two_session_stores(Memory())
         token = here.start(admin)
         assert there.find(token, touch=True).csrf == here.find(token, touch=True).csrf
         there.end(token)
         assert here.find(token, touch=True) is None
 
-    def test_use_at_one_gateway_keeps_a_session_alive_at_the_others(self):
+    def test_use_at_one_gateway_extends_the_session_at_the_others(self):
         clock = [1e9]
-        here, there, admin = self.two(Memory(), lambda: clock[0])
+        here, there, admin = self.two_session_stores(Memory(), lambda: clock[0])
         token = here.start(admin)
         for _ in range(4):
             clock[0] += IDLE_S - 1
@@ -284,30 +292,30 @@ class TestSessions:
         assert here.find(token, touch=False)
 
     def test_failed_logins_are_counted_over_all_gateways(self):
-        here, there, _ = self.two(Memory(clock=lambda: 0.0))
+        here, there, _ = self.two_session_stores(Memory(clock=lambda: 0.0))
         for sessions in (here, there) * (TRIES // 2):
             assert sessions.may_try("10.0.0.1")
             sessions.record_failure("10.0.0.1")
         assert not here.may_try("10.0.0.1") and not there.may_try("10.0.0.1")
         assert there.may_try("10.0.0.2")
 
-    def two(self, store, clock=time.time):
+    def two_session_stores(self, store, clock=time.time):
         keys = ApiKeyStore(store)
         admin, _ = keys.create(Grant("a", "admin"))
         return SessionStore(store, keys, clock), SessionStore(store, keys, clock), admin
 
 
 class TestPages:
-    def test_empty_pages_say_what_to_do(self, tmp_path):
+    def test_empty_pages_show_instructions(self, tmp_path):
         app = make(tmp_path, count=0)
-        with visiting(app) as visitor:
+        with logged_in(app) as browser:
             for path in SHOWN:
-                answer = visitor.get(path)
+                answer = browser.get(path)
                 assert answer.status_code == 200, path
                 assert 'class="empty"' in answer.text or path == "/", path
                 assert "casemate" in answer.text.partition("<main")[2], path
 
-    def test_hostile_text_is_escaped_and_nothing_is_inline(self, tmp_path):
+    def test_hostile_text_is_escaped_and_pages_have_no_inline_scripts_or_styles(self, tmp_path):
         app = make(tmp_path, k=5)
         bad = replace(documents(1)[0], id="bad", source=HOSTILE, text=HOSTILE, title=HOSTILE)
         asyncio.run(app.guard.add([bad]))
@@ -321,11 +329,11 @@ class TestPages:
             alert(title=HOSTILE, canaries=(HOSTILE,), changes=(HOSTILE,), documents=(HOSTILE,), advice=(HOSTILE,)),
             result_to_event(replace(result(HOSTILE[:40].replace(" ", "")), error=HOSTILE, sources=(HOSTILE,))),
         )
-        with visiting(app, *events) as visitor:
+        with logged_in(app, *events) as browser:
             asked = f"?client={HOSTILE}&source={HOSTILE}&at={HOSTILE}&run={HOSTILE}"
             paths = [*SHOWN, *(p + asked for p in SHOWN), "/verdicts/verdict-1", "/nothing", f"/{HOSTILE}"]
             for path in paths:
-                answer = visitor.get(path)
+                answer = browser.get(path)
                 assert answer.status_code in (200, 404), path
                 inner = answer.text
                 assert "<img" not in inner and "alert(1)</script>" not in inner, path
@@ -340,9 +348,9 @@ class TestPages:
     def test_a_report_is_sandboxed(self, tmp_path):
         app = make(tmp_path)
         write_report(campaign(), tmp_path / ".casemate/redteam")
-        with visiting(app) as visitor:
-            assert "ROC curves" in visitor.get("/redteam").text
-            answer = visitor.get("/redteam/report")
+        with logged_in(app) as browser:
+            assert "ROC curves" in browser.get("/redteam").text
+            answer = browser.get("/redteam/report")
             assert answer.status_code == 200
             assert "sandbox" in answer.headers["content-security-policy"]
             policy = answer.headers["content-security-policy"]
@@ -351,10 +359,10 @@ class TestPages:
                 and "allow-same-origin" not in policy
                 and "script-src 'self'" not in policy
             )
-            assert visitor.get("/redteam/report?name=crawl").status_code == 404
-            assert visitor.get("/redteam/report?name=../report").status_code == 404
+            assert browser.get("/redteam/report?name=crawl").status_code == 404
+            assert browser.get("/redteam/report?name=../report").status_code == 404
 
-    def test_the_newest_campaign_is_compared_with_the_one_before_and_crawls_are_drawn(self, tmp_path):
+    def test_newest_campaign_is_compared_with_the_previous_one_and_crawls_are_plotted(self, tmp_path):
         app = make(tmp_path)
         folder = tmp_path / ".casemate/redteam"
         write_report(campaign(), folder)
@@ -370,8 +378,8 @@ class TestPages:
         (folder / "broken.json").write_text("{")
         (folder / "dangling.json").symlink_to(folder / "missing.json")
         (folder / "other.json").write_text('{"crawls": [{"by_target": {"off": {"curve": [[1], "x", null]}}}, 3]}')
-        with visiting(app) as visitor:
-            page = visitor.get("/redteam").text
+        with logged_in(app) as browser:
+            page = browser.get("/redteam").text
             assert "Comparison with 2020.json" in page and "Earlier campaigns" in page
             assert "guard off: 60\u00a0% reached" in page and "310.0,87.2" in page
 
@@ -390,8 +398,8 @@ class TestPages:
             attacks=(), checks=(), crawls=(crawl,), extracted=extracted, evidence=about, cost={"questions": 50, **live}
         )
         write_report(made, folder, stem="crawl")
-        with visiting(app) as visitor:
-            page = visitor.get("/redteam").text
+        with logged_in(app) as browser:
+            page = browser.get("/redteam").text
             assert "guard on: 40\u00a0% recovered" in page and "310.0,124.8" in page
             assert "worm, guard on: 3 texts, 70 words" in page and "Target http rag.example" in page
             assert "3e+09 FLOPs each" in page
@@ -406,8 +414,8 @@ class TestPages:
             write_report(campaign(evidence={"target": name}), target_folder(folder, name))
         crawled = campaign(attacks=(), crawls=crawl_campaign().crawls, evidence={"target": "staging"})
         write_report(crawled, target_folder(folder, "staging"), stem="crawl")
-        with visiting(make(tmp_path)) as visitor:
-            page = visitor.get("/redteam").text
+        with logged_in(make(tmp_path)) as browser:
+            page = browser.get("/redteam").text
             rows = re.findall(
                 'href="/dashboard(/redteam/report[^"]*)">([^<]*)</a></div></td><td[^>]*><div>([^<]*)', page
             )
@@ -417,36 +425,36 @@ class TestPages:
                 ("staging", "membership inference"),
             ]
             for way, name, _ in rows:
-                answer = visitor.get(way.replace("&amp;", "&"))
+                answer = browser.get(way.replace("&amp;", "&"))
                 assert answer.status_code == 200 and name in answer.text
                 assert "sandbox allow-scripts" in answer.headers["content-security-policy"]
             for bad in ("targets/../report", "targets/staging/../../report", "targets/staging/other"):
-                assert visitor.get("/redteam/report", params={"name": bad}).status_code == 404
+                assert browser.get("/redteam/report", params={"name": bad}).status_code == 404
 
     def test_the_topic_map_marks_withheld_chunks_and_is_computed_once(self, tmp_path):
         app = make(tmp_path, count=60)
         scans = []
         whole = app.index.scan
         app.index.scan = lambda tenant="default": scans.append(tenant) or whole(tenant)
-        with visiting(app, verdict(1, flagged=True), verdict(2, flagged=True)) as visitor:
-            pages = [visitor.get("/topics").text for _ in range(2)]
+        with logged_in(app, verdict(1, flagged=True), verdict(2, flagged=True)) as browser:
+            pages = [browser.get("/topics").text for _ in range(2)]
             assert all(page.count("<title>d3: withheld, 2 times</title>") == 1 for page in pages)
             assert sum(page.count("h.01") for page in pages) == 120 and scans == ["default"]
 
-    def test_pages_do_not_say_withheld_of_verdicts_in_observe_mode(self, tmp_path):
+    def test_observe_mode_verdicts_are_not_shown_as_withheld(self, tmp_path):
         app = make(tmp_path, count=60, mode="observe", defenses=(HideNamed("d3"),))
         client = ApiKeyStore(app.store).create(Grant("ann"))[0].id
-        with visiting(app, verdict(1, flagged=True, enforced=False)) as visitor:
-            pages = [visitor.get(path).text for path in ("/topics", "/documents", "/clients")]
-            assert "1 chunk would be withheld" in visitor.post("/clients/view", client=client, question="only3").text
+        with logged_in(app, verdict(1, flagged=True, enforced=False)) as browser:
+            pages = [browser.get(path).text for path in ("/topics", "/documents", "/clients")]
+            assert "1 chunk would be withheld" in browser.post("/clients/view", client=client, question="only3").text
         assert "<title>d3: would have been withheld, 1 time</title>" in pages[0]
         assert ">Sources would have been withheld<" in pages[2]
         assert all(">Would have been withheld<" in page for page in pages[:2])
         both = (verdict(1, flagged=True, enforced=False), verdict(2, flagged=True))
-        with visiting(make(tmp_path / "both", count=60), *both) as visitor:
-            assert "<title>d3: withheld, or would have been in observe mode, 2 times<" in visitor.get("/topics").text
+        with logged_in(make(tmp_path / "both", count=60), *both) as browser:
+            assert "<title>d3: withheld, or would have been in observe mode, 2 times<" in browser.get("/topics").text
 
-    def test_pages_are_rendered_on_their_own_threads(self, tmp_path, monkeypatch):
+    def test_pages_are_rendered_on_separate_threads(self, tmp_path, monkeypatch):
         app = make(tmp_path)
         names = set()
         latest = SqlEventStore.latest
@@ -456,17 +464,17 @@ class TestPages:
             return latest(self, kind, count)
 
         monkeypatch.setattr(SqlEventStore, "latest", noted)
-        with visiting(app) as visitor:
-            visitor.get("/")
+        with logged_in(app) as browser:
+            browser.get("/")
         assert names and all(name.startswith("casemate-dashboard") for name in names)
 
     def test_rates_are_shown_with_counts_and_intervals(self, tmp_path):
-        with visiting(make(tmp_path), *(verdict(i, flagged=i < 2) for i in range(8))) as visitor:
-            assert "2 of 8; 95 % interval 3.2 to 65.1 %" in visitor.get("/").text
+        with logged_in(make(tmp_path), *(verdict(i, flagged=i < 2) for i in range(8))) as browser:
+            assert "2 of 8; 95 % interval 3.2 to 65.1 %" in browser.get("/").text
 
     def test_verdicts_can_be_filtered(self, tmp_path):
         events = [verdict(i, flagged=i == 3, client=f"client-{i}", defense="a" if i % 2 else "b") for i in range(6)]
-        with visiting(make(tmp_path), *events) as visitor:
+        with logged_in(make(tmp_path), *events) as browser:
             for asked, wanted in (
                 ("", {0, 1, 2, 3, 4, 5}),
                 ("?outcome=flagged", {3}),
@@ -477,53 +485,53 @@ class TestPages:
                     {4, 5},
                 ),
             ):
-                found = set(map(int, re.findall('id="v-verdict-(\\d+)"', visitor.get(f"/verdicts{asked}").text)))
+                found = set(map(int, re.findall('id="v-verdict-(\\d+)"', browser.get(f"/verdicts{asked}").text)))
                 assert found == wanted, asked
 
-    def test_verdicts_on_canaries_are_shown_on_request(self, tmp_path):
+    def test_canary_verdicts_are_shown_on_request(self, tmp_path):
         events = (verdict(1), verdict(2, client="canary-beds-clinic@2026-01-01T00:00:00Z"))
-        with visiting(make(tmp_path), *events) as visitor:
+        with logged_in(make(tmp_path), *events) as browser:
             for asked, wanted in (("", {1}), ("?asker=canaries", {2}), ("?asker=all", {1, 2}), ("?client=beds", {2})):
-                found = set(map(int, re.findall('id="v-verdict-(\\d+)"', visitor.get(f"/verdicts{asked}").text)))
+                found = set(map(int, re.findall('id="v-verdict-(\\d+)"', browser.get(f"/verdicts{asked}").text)))
                 assert found == wanted, asked
 
     def test_a_quarantine_alert_links_to_the_quarantine(self, tmp_path):
         app = make(tmp_path)
         store = AlertingEventStore(app.store)
         Quarantine(store).add([ScreeningResult(Document("evil#0", "x", source="evil"), 3.0, 2.0, ("odd",))], "default")
-        with visiting(app) as visitor:
-            page = visitor.get("/alerts").text
+        with logged_in(app) as browser:
+            page = browser.get("/alerts").text
         card = page[page.index('id="open"') :]
         assert 'href="/dashboard/quarantine"' in card and "Quarantined" in card
         assert "honey" not in card and "in the answers" not in card and ">Canaries<" not in card
 
     def test_a_verdict_shows_reasons_and_withheld_chunks(self, tmp_path):
-        with visiting(make(tmp_path), verdict(1, flagged=True)) as visitor:
-            text = visitor.get("/verdicts/verdict-1").text
+        with logged_in(make(tmp_path), verdict(1, flagged=True)) as browser:
+            text = browser.get("/verdicts/verdict-1").text
             assert "Score 3.00, threshold 2.00. Higher is more suspicious." in text
             assert "closer to a document than benign questions are (" in text and "<code>d3</code>" in text
-            assert visitor.get("/verdicts/verdict-2").status_code == 404
+            assert browser.get("/verdicts/verdict-2").status_code == 404
 
-    def test_a_verdict_without_a_score_shows_none(self, tmp_path):
+    def test_verdict_without_a_score_shows_no_score(self, tmp_path):
         bare = verdict(1, defense="quorum", score=0.0, threshold=0.0)
-        with visiting(make(tmp_path), bare) as visitor:
-            listed, text = (visitor.get(path).text for path in ("/verdicts", "/verdicts/verdict-1"))
+        with logged_in(make(tmp_path), bare) as browser:
+            listed, text = (browser.get(path).text for path in ("/verdicts", "/verdicts/verdict-1"))
         assert "no score" in listed and "0.00, threshold" not in listed and "score 0" not in text.lower()
 
-    def test_overview_compares_only_scores_that_flagged_a_request(self, tmp_path):
+    def test_overview_shows_only_scores_of_new_decisions(self, tmp_path):
         again = verdict(2, flagged=True, score=1.0, evidence={"why": ["before"], "withheld": ["d3"]})
-        with visiting(make(tmp_path), verdict(1, flagged=True), again) as visitor:
-            page = visitor.get("/").text
+        with logged_in(make(tmp_path), verdict(1, flagged=True), again) as browser:
+            page = browser.get("/").text
         assert "score 3.00, threshold 2.00" in page and "score 1.00" not in page
 
-    def test_requests_that_only_repeat_an_earlier_decision_are_counted_apart_on_all_pages(self, tmp_path):
+    def test_requests_that_repeat_an_earlier_decision_are_counted_separately_on_all_pages(self, tmp_path):
         repeated = {"score": 1.0, "evidence": {"why": ["before"], "withheld": ["d3"]}}
         again = [verdict(i, flagged=True, **repeated) for i in (2, 3)]
         app = make(tmp_path, defenses=[Mirabel(mode="paper")])
-        with visiting(app, verdict(0), verdict(1, flagged=True), *again) as visitor:
-            pages = [visitor.get(path).text for path in ("/", "/verdicts", "/calibration")]
-            clients = visitor.get("/clients").text
-            new, old = (visitor.get(f"/verdicts?outcome={outcome}").text for outcome in ("flagged", "again"))
+        with logged_in(app, verdict(0), verdict(1, flagged=True), *again) as browser:
+            pages = [browser.get(path).text for path in ("/", "/verdicts", "/calibration")]
+            clients = browser.get("/clients").text
+            new, old = (browser.get(f"/verdicts?outcome={outcome}").text for outcome in ("flagged", "again"))
         assert all("1 of 4; 95 % interval 0.6 to 80.6 %; 2 more only withheld again" in page for page in pages)
         assert (pages[1].count(">Withheld again<"), pages[1].count(">Flagged<")) == (2, 1)
         assert "4 requests over time, 1 of them flagged" in pages[0] and pages[0].count('<tr id="v-') == 1
@@ -531,38 +539,38 @@ class TestPages:
         assert [page.count('<tr id="v-') for page in (new, old)] == [1, 2]
 
     def test_a_request_with_several_verdicts_is_one_flagged_request(self, tmp_path):
-        """Two queries of a turn, and two defenses; the other request is not flagged."""
+        """The flagged request has two queries and two defenses; the other request is not flagged."""
         same = {"request": "r1", "hidden": ["d1", "d2"]}
         crawl = verdict(3, flagged=True, defense="crawl_limit", **same)
         events = (verdict(1, flagged=True), verdict(2, flagged=True, **same), crawl, verdict(4))
-        with visiting(make(tmp_path, defenses=[Mirabel(mode="paper")]), *events) as visitor:
-            overview, clients, page = (visitor.get(path).text for path in ("/", "/clients", "/calibration"))
+        with logged_in(make(tmp_path, defenses=[Mirabel(mode="paper")]), *events) as browser:
+            overview, clients, page = (browser.get(path).text for path in ("/", "/clients", "/calibration"))
         assert overview.count('<tr id="v-') == 1 and 'id="v-verdict-2"' in overview
         assert "mirabel 1, crawl_limit 1" in clients or "crawl_limit 1, mirabel 1" in clients
         assert "1 of 2" in overview and "(1 of 2;" in page
 
-    def test_evidence_above_the_alarm_is_shown_by_its_limit(self, tmp_path):
+    def test_evidence_above_the_alarm_limit_is_shown_as_above_the_limit(self, tmp_path):
         alarmed = verdict(1, defense="crawl_limit", score=1e100, threshold=100_000.0, flagged=True)
-        with visiting(make(tmp_path), alarmed) as visitor:
-            pages = [visitor.get(path).text for path in ("/verdicts", "/verdicts/verdict-1", "/")]
+        with logged_in(make(tmp_path), alarmed) as browser:
+            pages = [browser.get(path).text for path in ("/verdicts", "/verdicts/verdict-1", "/")]
         assert all("evidence above 100,000" in page.lower() and "00000.0" not in page for page in pages)
 
-    def test_evidence_is_drawn_on_a_logarithmic_scale_beside_an_alarmed_client(self, tmp_path):
+    def test_evidence_is_plotted_on_a_logarithmic_scale_with_an_upper_limit(self, tmp_path):
         """Evidence 1, 1,000 and 1e30 with an alarm above 1e5: the last is drawn at 1e11, six orders above the alarm."""
         crawl = {"defense": "crawl_limit", "threshold": 100_000.0}
         events = [verdict(i, score=score, flagged=score > 1e5, **crawl) for i, score in enumerate((1.0, 1e3, 1e30))]
-        with visiting(make(tmp_path), *events) as visitor:
-            page = visitor.get("/verdicts").text
+        with logged_in(make(tmp_path), *events) as browser:
+            page = browser.get("/verdicts").text
         heights = [float(y) for y in re.findall(r"M[\d.]+,([\d.]+)", "".join(DOTS.findall(page)))]
         assert len(heights) == 3
         low, middle, high = sorted(heights, reverse=True)
         assert (low - middle) / (low - high) == pytest.approx(3 / 11, abs=0.01)
 
-    def test_with_several_defenses_each_has_its_own_scale(self, tmp_path):
+    def test_each_of_several_defenses_has_its_own_scale(self, tmp_path):
         crawl = {"defense": "crawl_limit", "score": 1.0, "threshold": 100_000.0}
         events = (verdict(0), verdict(1, flagged=True), verdict(2, **crawl), verdict(3, **crawl))
-        with visiting(make(tmp_path), *events) as visitor:
-            both, one = (visitor.get(path).text for path in ("/verdicts", "/verdicts?defense=crawl_limit"))
+        with logged_in(make(tmp_path), *events) as browser:
+            both, one = (browser.get(path).text for path in ("/verdicts", "/verdicts?defense=crawl_limit"))
         assert "far above" in both and "+99999.00" not in both
         assert "far above" in one and "99999.00" not in one
         assert "evidence 1 of 100,000" in one and "3.00, threshold 2.00" in both
@@ -571,13 +579,13 @@ class TestPages:
             "the largest distance of each defense reaches an end of the axis"
         )
 
-    def test_a_verdict_says_what_its_defense_withheld(self, tmp_path):
+    def test_verdict_page_shows_what_its_defense_withheld(self, tmp_path):
         leak = {"defense": "honeytoken", "action": "withhold", "hidden": [], "evidence": {"what": "leaked"}}
         failure = {"action": "withhold", "threshold": None, "evidence": {"error": "OSError"}}
         crawl = verdict(3, flagged=True, defense="crawl_limit")
         events = (verdict(0, flagged=True), verdict(1, **leak), verdict(2, **failure), crawl, verdict(4))
-        with visiting(make(tmp_path), *events) as visitor:
-            texts = [visitor.get(f"/verdicts/verdict-{i}").text for i in range(len(events))]
+        with logged_in(make(tmp_path), *events) as browser:
+            texts = [browser.get(f"/verdicts/verdict-{i}").text for i in range(len(events))]
         said = (
             "replaced them",
             "it was cut",
@@ -599,8 +607,8 @@ class TestPages:
             folder.mkdir()
             app = make(folder)
             app = replace(app, config=configuration.with_overrides(app.config, privacy={"log_text": allowed}))
-            with visiting(app, verdict(1, text="what was asked")) as visitor:
-                assert ("what was asked" in visitor.get("/verdicts/verdict-1").text) is allowed
+            with logged_in(app, verdict(1, text="what was asked")) as browser:
+                assert ("what was asked" in browser.get("/verdicts/verdict-1").text) is allowed
 
     def test_missed_canary_runs_are_shown(self, tmp_path):
         body = {"set": "clinic", "state": "missed", "count": 3, "last": NOW.timestamp() + 60}
@@ -608,16 +616,16 @@ class TestPages:
         events = [result_to_event(result()), Event("m", NOW, "canary-slot", body | {"first": first}),
                   Event("b", NOW, "canary-slot", body | {"state": "begun", "run": "r", "canaries": [], "slot": 0}),
                   Event("o", NOW, "canary-slot", body | {"first": first, "set": "other"})]  # fmt: skip
-        with visiting(make(tmp_path), *events) as visitor:
-            page = visitor.get("/canaries").text
+        with logged_in(make(tmp_path), *events) as browser:
+            page = browser.get("/canaries").text
         assert page.count("Missed 3 runs from 01 Mar 07:00 to") == 1
 
     def test_canary_marks_link_to_deviations(self, tmp_path):
         events = [result_to_event(result()), result_to_event(result("fees", status=CanaryStatus.PASS))]
-        with visiting(make(tmp_path), *events) as visitor:
-            page = visitor.get("/canaries").text
+        with logged_in(make(tmp_path), *events) as browser:
+            page = browser.get("/canaries").text
             way = re.search('href="/dashboard(/canaries/result[^"]*beds)"', page)[1].replace("&amp;", "&")
-            assert "expected 96 beds" in visitor.get(way).text
+            assert "expected 96 beds" in browser.get(way).text
             assert "1 of 1" in page and "0 of 1" in page
 
     def test_a_set_has_the_plots_of_the_report(self, tmp_path):
@@ -633,95 +641,95 @@ class TestPages:
             for name in ("beds", "fees")
         ]
         app = make(tmp_path)
-        with visiting(app, *map(result_to_event, rows)) as visitor:
-            way = re.search('href="/dashboard(/canaries/trend[^"]*)"', visitor.get("/canaries?range=7d").text)[1]
-            page = visitor.get(way.replace("&amp;", "&")).text
+        with logged_in(app, *map(result_to_event, rows)) as browser:
+            way = re.search('href="/dashboard(/canaries/trend[^"]*)"', browser.get("/canaries?range=7d").text)[1]
+            page = browser.get(way.replace("&amp;", "&")).text
             drawn = draw_trend(trend_of_results(app, "clinic", rows, {}))
             assert len(drawn.plots) == 1 and str(drawn.plots[0].image) in page
             assert drawn.headline in page and "there is no band" in page
-            assert visitor.get("/static/trend.css").status_code == 200
+            assert browser.get("/static/trend.css").status_code == 200
             run = re.search('<a href="/dashboard(/canaries[^"]*)" aria-label="Run of', page)[1].replace("&amp;", "&")
-            assert visitor.get(run).text.count('<th scope="col"><span>') == 1
+            assert browser.get(run).text.count('<th scope="col"><span>') == 1
 
-    def test_plots_that_cannot_be_drawn_say_why(self, tmp_path):
-        with visiting(make(tmp_path), result_to_event(result())) as visitor:
-            assert "No canary of this set ran" in visitor.get("/canaries/trend?set=other").text
-            assert "cannot read the canaries" in visitor.get("/canaries/trend?set=clinic").text
+    def test_missing_plots_show_the_reason(self, tmp_path):
+        with logged_in(make(tmp_path), result_to_event(result())) as browser:
+            assert "No canary of this set ran" in browser.get("/canaries/trend?set=other").text
+            assert "cannot read the canaries" in browser.get("/canaries/trend?set=clinic").text
             (tmp_path / "canaries.yaml").write_text("- {id: a, query: Why, expected_answer: b}")
-            assert "plots need the file of the set" in visitor.get("/canaries/trend?set=clinic").text
+            assert "plots need the file of the set" in browser.get("/canaries/trend?set=clinic").text
 
-    def test_live_pages_update_and_are_not_rendered_without_news(self, tmp_path):
+    def test_live_pages_update_and_are_rendered_only_after_new_events(self, tmp_path):
         app = make(tmp_path)
-        with visiting(app, verdict(1)) as visitor:
-            first = visitor.get("/verdicts")
+        with logged_in(app, verdict(1)) as browser:
+            first = browser.get("/verdicts")
             headers = {"X-Live": "1", "If-None-Match": first.headers["etag"]}
-            answers = [visitor.get("/verdicts", headers=headers) for _ in range(2)]
-            assert any(a.status_code == 304 and not a.content for a in answers)  # unless a version just ended
+            answers = [browser.get("/verdicts", headers=headers) for _ in range(2)]
+            assert any(a.status_code == 304 and not a.content for a in answers)  # unless a new version began
             app.store.append(verdict(2, flagged=True))
-            _until(lambda: "v-verdict-2" in visitor.get("/verdicts", headers=headers).text)
+            _until(lambda: "v-verdict-2" in browser.get("/verdicts", headers=headers).text)
 
-    def test_a_failed_store_is_reported_without_a_traceback(self, tmp_path, monkeypatch):
+    def test_store_failure_is_reported_without_a_traceback(self, tmp_path, monkeypatch):
         app = make(tmp_path)
-        with visiting(app) as visitor:
+        with logged_in(app) as browser:
 
             def broken(self, kind, count):
                 raise BackendError("the store is away", backend="store", retryable=True)
 
             monkeypatch.setattr(SqlEventStore, "latest", broken)
-            _until(lambda: visitor.get("/").status_code == 503)
-            text = visitor.get("/").text
+            _until(lambda: browser.get("/").status_code == 503)
+            text = browser.get("/").text
             assert "the store is away" in text and "Traceback" not in text
 
 
 class TestForms:
     def test_forms_without_a_valid_token_are_refused(self, tmp_path):
         app = make(tmp_path)
-        with visiting(app, alert()) as visitor:
+        with logged_in(app, alert()) as browser:
             sent = {"id": "changed-1"}
-            assert visitor.http.post("/dashboard/alerts/acknowledge", data=sent).status_code == 403
-            assert visitor.http.post("/dashboard/alerts/acknowledge", data=sent | {"csrf": "x"}).status_code == 403
-            visitor.http.headers["Sec-Fetch-Site"] = "cross-site"
-            assert visitor.post("/alerts/acknowledge", **sent).status_code == 403
-            assert "not acknowledged" in visitor.get("/alerts").text
+            assert browser.http.post("/dashboard/alerts/acknowledge", data=sent).status_code == 403
+            assert browser.http.post("/dashboard/alerts/acknowledge", data=sent | {"csrf": "x"}).status_code == 403
+            browser.http.headers["Sec-Fetch-Site"] = "cross-site"
+            assert browser.post("/alerts/acknowledge", **sent).status_code == 403
+            assert "not acknowledged" in browser.get("/alerts").text
 
     def test_acknowledge_and_close_an_alert(self, tmp_path):
-        with visiting(make(tmp_path), alert()) as visitor:
-            assert visitor.post("/alerts/acknowledge", id="changed-1").headers["location"] == "/dashboard/alerts"
-            assert "acknowledged by operator" in visitor.get("/alerts").text
-            visitor.post("/alerts/close", id="changed-1", reason="it was a drill")
-            page = visitor.get("/alerts").text
+        with logged_in(make(tmp_path), alert()) as browser:
+            assert browser.post("/alerts/acknowledge", id="changed-1").headers["location"] == "/dashboard/alerts"
+            assert "acknowledged by operator" in browser.get("/alerts").text
+            browser.post("/alerts/close", id="changed-1", reason="it was a drill")
+            page = browser.get("/alerts").text
             assert "No alert is open." in page and "it was a drill" in page
-            assert visitor.post("/alerts/close", id="changed-1", reason="again").status_code == 409
+            assert browser.post("/alerts/close", id="changed-1", reason="again").status_code == 409
 
     def test_a_client_is_reset(self, tmp_path):
         app = make(tmp_path)
         held = WithheldDocuments("mirabel", 3600.0, app.store)
         held.add("default", "somebody", "d3")
-        with visiting(app, verdict(1, flagged=True), verdict(2)) as visitor:
-            assert "Reset the client" not in visitor.get("/verdicts/verdict-2").text
-            assert "Reset the client" in visitor.get("/verdicts/verdict-1").text
+        with logged_in(app, verdict(1, flagged=True), verdict(2)) as browser:
+            assert "Reset the client" not in browser.get("/verdicts/verdict-2").text
+            assert "Reset the client" in browser.get("/verdicts/verdict-1").text
             fields = {"verdict": "verdict-1"}
             theirs, own = (json.dumps([tenant, "somebody"]) for tenant in ("other", "default"))
-            assert visitor.post("/clients/reset", selected=theirs, **fields).status_code == 403
+            assert browser.post("/clients/reset", selected=theirs, **fields).status_code == 403
             for damaged in ("{", "[" * 5_000):
-                assert visitor.post("/clients/reset", selected=damaged, **fields).status_code == 400
-            done = visitor.post("/clients/reset", selected=own, **fields)
+                assert browser.post("/clients/reset", selected=damaged, **fields).status_code == 400
+            done = browser.post("/clients/reset", selected=own, **fields)
             assert done.headers["location"] == "/dashboard/verdicts/verdict-1"
-            assert "Reset 1 client, from the next question on: somebody." in visitor.get("/verdicts/verdict-1").text
+            assert "Reset 1 client, from the next question on: somebody." in browser.get("/verdicts/verdict-1").text
             held.sync()
             assert held.sources("default", "somebody") == frozenset()
 
     def test_remove_a_source(self, tmp_path):
         app = make(tmp_path)
-        with visiting(app) as visitor:
-            assert "d3" in visitor.get("/documents?source=d3").text
-            assert "Remove 1 source" in visitor.get("/documents/remove?source=d3&tenant=default").text
+        with logged_in(app) as browser:
+            assert "d3" in browser.get("/documents?source=d3").text
+            assert "Remove 1 source" in browser.get("/documents/remove?source=d3&tenant=default").text
             assert "d3" in app.index.digests(), "the confirmation page removed it"
             app.store.append(Event("baseline", NOW, BASELINE_KIND, {"set": "none"}))
             app.store.flush()
-            assert visitor.post("/documents/remove", selected="d3", tenant="default").status_code == 303
+            assert browser.post("/documents/remove", selected="d3", tenant="default").status_code == 303
             assert "d3" not in app.index.digests()
-            assert visitor.post("/documents/remove", selected="d3", tenant="default").status_code == 404
+            assert browser.post("/documents/remove", selected="d3", tenant="default").status_code == 404
             assert [e.body["sources"] for e in app.store.scan(UPDATE_KIND)] == [["d3"]]
 
     def test_quarantined_sources_are_released_and_dropped(self, tmp_path):
@@ -730,24 +738,24 @@ class TestForms:
             Quarantine(app.store).add([ScreeningResult(Document(n, f"{n} text"), 3.0, 2.0, ("odd",))], "default")
             for n in ("good", "evil")
         ]
-        with visiting(app) as visitor:
-            visitor.post("/quarantine/release", selected=held[0].key)
-            visitor.post("/quarantine/drop", selected=held[1].key)
+        with logged_in(app) as browser:
+            browser.post("/quarantine/release", selected=held[0].key)
+            browser.post("/quarantine/drop", selected=held[1].key)
             assert "good" in app.index.digests() and "evil" not in app.index.digests()
             assert {h.source: h.state for h in Quarantine(app.store).all().values()} == {
                 "good": "released",
                 "evil": "dropped",
             }
-            assert visitor.post("/quarantine/drop", selected=held[0].key).status_code == 409
+            assert browser.post("/quarantine/drop", selected=held[0].key).status_code == 409
 
     @pytest.mark.parametrize(
         ("gate", "expected"), [(True, "off until the index has 500 chunks (now 40)"), (False, "Set monitor.gate: true")]
     )
-    def test_an_empty_quarantine_says_if_nothing_is_screened(self, gate, expected, tmp_path):
+    def test_empty_quarantine_page_gives_the_reason_if_screening_is_off(self, gate, expected, tmp_path):
         app = make(tmp_path)
         app = replace(app, config=configuration.with_overrides(app.config, monitor={"gate": gate}))
-        with visiting(app) as visitor:
-            page = visitor.get("/quarantine").text
+        with logged_in(app) as browser:
+            page = browser.get("/quarantine").text
         assert expected in page and "look like poisoning are quarantined" not in page
 
     def test_a_quarantined_source_is_compared_with_its_indexed_version(self, tmp_path):
@@ -756,23 +764,23 @@ class TestForms:
         changed = Document("toll#2", f"The toll was abolished on Mondays. {HOSTILE}", source="toll")
         found = Quarantine(app.store).add([ScreeningResult(changed, 3.0, 2.0, ("odd",))], "default")
         other = Quarantine(app.store).add([ScreeningResult(Document("n", "only7"), 3.0, 2.0, ("odd",))], "other")
-        with visiting(app) as visitor:
-            assert f'href="/dashboard/quarantine/{found.key}"' in visitor.get("/quarantine").text
-            page = visitor.get(f"/quarantine/{found.key}").text
+        with logged_in(app) as browser:
+            assert f'href="/dashboard/quarantine/{found.key}"' in browser.get("/quarantine").text
+            page = browser.get(f"/quarantine/{found.key}").text
             assert "<del>is due </del><ins>was abolished </ins>on Mondays." in page and "indexed version" in page
             assert "<script>alert" not in page and "which the new one would replace" in page
-            assert visitor.get(f"/quarantine/{other.key}").status_code == 404  # of another tenant
-            assert visitor.get("/quarantine/nothing").status_code == 404
+            assert browser.get(f"/quarantine/{other.key}").status_code == 404  # another tenant's
+            assert browser.get("/quarantine/nothing").status_code == 404
 
     @given(st.text("ab \n", max_size=40), st.text("ab \n", max_size=40))
-    def test_the_parts_of_a_comparison_are_both_texts(self, before, after):
+    def test_parts_of_a_comparison_reconstruct_both_texts(self, before, after):
         parts = word_diff(before, after)
         assert "".join(text for kind, text in parts if kind != "removed") == after
         assert [word for kind, text in parts if kind != "added" for word in text.split()] == before.split()
 
     def test_long_forms_are_refused(self, tmp_path):
-        with visiting(make(tmp_path), alert()) as visitor:
-            assert visitor.post("/alerts/close", id="changed-1", reason="x" * 30_000).status_code == 413
+        with logged_in(make(tmp_path), alert()) as browser:
+            assert browser.post("/alerts/close", id="changed-1", reason="x" * 30_000).status_code == 413
 
 
 class TestTenants:
@@ -780,49 +788,49 @@ class TestTenants:
         app = make(tmp_path)
         asyncio.run(app.guard.add([Document("theirs", "their text")], "b"))
         held = Quarantine(app.store).add([ScreeningResult(Document("new", "x"), 3.0, 2.0, ("odd",))], "default")
-        with visiting(app, verdict(1, True), verdict(2, True, tenant="b"), alert(), tenant="b") as visitor:
-            page = visitor.get("/verdicts?tenant=default").text
+        with logged_in(app, verdict(1, True), verdict(2, True, tenant="b"), alert(), tenant="b") as browser:
+            page = browser.get("/verdicts?tenant=default").text
             assert "v-verdict-2" in page and "v-verdict-1" not in page
-            assert visitor.get("/verdicts/verdict-1").status_code == 404
-            assert "theirs" in visitor.get("/documents?tenant=default").text
-            assert "No source name contains this text" in visitor.get("/documents?tenant=default&source=d3").text
-            assert visitor.post("/documents/remove", selected="d3", tenant="default").status_code == 403
-            assert visitor.post("/quarantine/release", selected=held.key).status_code == 404
+            assert browser.get("/verdicts/verdict-1").status_code == 404
+            assert "theirs" in browser.get("/documents?tenant=default").text
+            assert "No source name contains this text" in browser.get("/documents?tenant=default&source=d3").text
+            assert browser.post("/documents/remove", selected="d3", tenant="default").status_code == 403
+            assert browser.post("/quarantine/release", selected=held.key).status_code == 404
             for path in ("/alerts", "/canaries", "/redteam", "/canaries/result", "/redteam/report"):
-                assert visitor.get(path).status_code == 403, path
-            assert visitor.post("/alerts/acknowledge", id="changed-1").status_code == 403
-            assert visitor.post("/calibration/apply", significance="0.5").status_code == 403
-            assert "something changed" not in visitor.get("/").text
+                assert browser.get(path).status_code == 403, path
+            assert browser.post("/alerts/acknowledge", id="changed-1").status_code == 403
+            assert browser.post("/calibration/apply", significance="0.5").status_code == 403
+            assert "something changed" not in browser.get("/").text
 
-    def test_one_key_can_see_all_tenants(self, tmp_path):
+    def test_key_of_all_tenants_can_view_each_tenant(self, tmp_path):
         app = make(tmp_path)
         asyncio.run(app.guard.add([Document("theirs", "their text")], "b"))
-        with visiting(app, verdict(1), verdict(2, tenant="b"), labels=(ALL_TENANTS,)) as visitor:
-            page = visitor.get("/verdicts").text
+        with logged_in(app, verdict(1), verdict(2, tenant="b"), labels=(ALL_TENANTS,)) as browser:
+            page = browser.get("/verdicts").text
             assert "v-verdict-2" in page and "v-verdict-1" in page
-            assert "theirs" in visitor.get("/documents?tenant=b").text
+            assert "theirs" in browser.get("/documents?tenant=b").text
 
 
 class TestOperatingPoint:
     def test_a_change_takes_effect_at_once_and_is_recorded(self, tmp_path):
         defense = Mirabel(mode="paper", significance=0.05)
         app = make(tmp_path, defenses=[defense])
-        with visiting(app) as visitor:
-            assert "Apply" in visitor.get("/calibration?at=0.2").text
-            visitor.post("/calibration/apply", significance="0.2")
+        with logged_in(app) as browser:
+            assert "Apply" in browser.get("/calibration?at=0.2").text
+            browser.post("/calibration/apply", significance="0.2")
             assert defense.significance == 0.2
-            page = visitor.get("/calibration").text
+            page = browser.get("/calibration").text
             assert "The guard now uses significance .2" in page and "This holds until the gateway stops" in page
             (noted,) = app.store.scan("setting")
             assert (noted.body["before"], noted.body["after"]) == (0.05, 0.2) and "operator" in noted.body["by"]
             for wrong in ("0", "1", "nan", "inf", "x", ""):
-                assert visitor.post("/calibration/apply", significance=wrong).status_code == 409
+                assert browser.post("/calibration/apply", significance=wrong).status_code == 409
             assert defense.significance == 0.2
 
-    def test_verdicts_on_canaries_are_not_counted(self, tmp_path):
+    def test_canary_verdicts_are_not_counted(self, tmp_path):
         events = (verdict(1), *(verdict(n, client=f"canary-beds-{n}") for n in range(2, 9)))
-        with visiting(make(tmp_path, defenses=[Mirabel(mode="paper")]), *events) as visitor:
-            assert "(0 of 1;" in visitor.get("/calibration").text
+        with logged_in(make(tmp_path, defenses=[Mirabel(mode="paper")]), *events) as browser:
+            assert "(0 of 1;" in browser.get("/calibration").text
 
     @pytest.mark.parametrize(
         "text",
@@ -839,7 +847,7 @@ class TestOperatingPoint:
             "guard:\n  defenses:\n  - significance: 0.5 # high\n    use: mirabel\nstore: {use: sql, url: '${DB}'}\n",
         ],
     )
-    def test_a_change_is_written_to_the_configuration_and_nothing_else_changes(self, tmp_path, monkeypatch, text):
+    def test_change_is_written_to_the_configuration_and_other_settings_are_unchanged(self, tmp_path, monkeypatch, text):
         monkeypatch.setenv("DB", "sqlite:///x.db")
         path = tmp_path / "casemate.yaml"
         path.write_text(text)
@@ -865,7 +873,7 @@ class TestOperatingPoint:
         assert operating_point.write_config(path, "mirabel", 0.02) and path.read_text() == text
         assert operating_point.write_config(tmp_path / "none.yaml", "mirabel", 0.02)
 
-    def test_a_change_needs_a_calibrated_defense(self, tmp_path):
+    def test_change_requires_a_calibrated_defense(self, tmp_path):
         with (
             make(tmp_path) as app,
             pytest.raises(DataError, match="no defense has an operating point; add a calibrated one"),
@@ -874,53 +882,53 @@ class TestOperatingPoint:
 
 
 class TestEnforcement:
-    def test_the_page_shows_what_would_be_withheld_and_switches(self, tmp_path):
+    def test_page_shows_what_would_be_withheld_and_switches_the_mode(self, tmp_path):
         path = tmp_path / "other.yaml"
         path.write_text("guard:\n  mode: observe # mine\nmonitor: {gate: observe}\n")
         app = make(tmp_path, mode="observe")
-        app.config._file = path  # as named by --config
+        app.config._file = path  # the file of the option --config
         observed = {"enforced": False, "client": HOSTILE}
-        with visiting(app, verdict(1, **observed), verdict(2, flagged=True, **observed), verdict(3)) as visitor:
-            assert "/dashboard/enforcement" in visitor.get("/").text
-            page = visitor.get("/enforcement").text
+        with logged_in(app, verdict(1, **observed), verdict(2, flagged=True, **observed), verdict(3)) as browser:
+            assert "/dashboard/enforcement" in browser.get("/").text
+            page = browser.get("/enforcement").text
             assert "The guard observes" in page and "1 of 2" in page and "r2" in page and HOSTILE not in page
-            visitor.post("/enforcement/switch", mode="enforce")
+            browser.post("/enforcement/switch", mode="enforce")
             assert (app.mode, app.guard.enforce) == ("enforce", True)
-            assert "Enforcement is on" in visitor.get("/enforcement").text
-            assert "The guard is on" in visitor.get("/").text
+            assert "Enforcement is on" in browser.get("/enforcement").text
+            assert "The guard is on" in browser.get("/").text
             (noted,) = app.store.scan("setting")
             assert noted.body["after"] == "enforce" and "operator" in noted.body["by"]
             written = configuration.read(path)
             assert (written.guard.mode, written.monitor.gate) == ("enforce", True) and "# mine" in path.read_text()
-            visitor.post("/enforcement/switch", mode="observe")
+            browser.post("/enforcement/switch", mode="observe")
             assert app.mode == "observe" and configuration.read(path).guard.mode == "observe"
 
-    def test_the_switch_needs_a_key_of_the_installation(self, tmp_path):
+    def test_switch_requires_a_key_for_the_whole_installation(self, tmp_path):
         app = make(tmp_path, mode="observe")
-        with visiting(app, tenant="b") as visitor:
-            assert visitor.get("/enforcement").status_code == 403
-            assert visitor.post("/enforcement/switch", mode="enforce").status_code == 403
+        with logged_in(app, tenant="b") as browser:
+            assert browser.get("/enforcement").status_code == 403
+            assert browser.post("/enforcement/switch", mode="enforce").status_code == 403
             assert app.mode == "observe"
 
     @pytest.mark.parametrize("unentitled", ["full", "nothing"])
-    def test_the_overview_warns_that_the_audience_policy_is_not_carried_out(self, unentitled, tmp_path):
+    def test_overview_warns_that_the_audience_policy_is_not_enforced(self, unentitled, tmp_path):
         app = make(tmp_path, mode="observe")
         app.guard.audience = AudiencePolicy(unentitled)
-        with visiting(app) as visitor:
-            page = visitor.get("/").text
+        with logged_in(app) as browser:
+            page = browser.get("/").text
             assert ("The audience policy is not carried out" in page) == (unentitled == "nothing")
 
     def test_a_guard_that_is_off_is_not_switched(self, tmp_path):
         app = make(tmp_path, mode="off")
-        with visiting(app) as visitor:
-            assert "The guard is off" in visitor.get("/enforcement").text
-            assert visitor.post("/enforcement/switch", mode="enforce").status_code == 409
+        with logged_in(app) as browser:
+            assert "The guard is off" in browser.get("/enforcement").text
+            assert browser.post("/enforcement/switch", mode="enforce").status_code == 409
             assert app.mode == "off"
 
 
 class TestEventTail:
     @given(st.lists(st.integers(0, 60), max_size=12), st.integers(1, 50))
-    def test_a_tail_holds_the_newest_events_in_order(self, batches, keep):
+    def test_tail_contains_the_newest_events_in_order(self, batches, keep):
         store, tail, written = Memory(), None, []
         tail = EventTail(store, "verdict", keep, lambda e: e.id)
         for size in batches:
@@ -932,7 +940,7 @@ class TestEventTail:
             assert tail.sync() is bool(fresh)
             assert tail.all == written[-keep:]
 
-    def test_a_tail_reads_little_of_a_large_store(self):
+    def test_tail_reads_a_small_part_of_a_large_store(self):
         store = Memory([Event(f"e{i}", NOW, "verdict", {}) for i in range(5000)])
         counts = []
         store.latest = lambda kind, count: counts.append(count) or store.events[-count:]
@@ -944,7 +952,7 @@ class TestEventTail:
         tail.sync()
         assert counts == [FIRST] and tail.all[-20:] == [f"n{i}" for i in range(20)] and len(tail.all) == 3000
 
-    def test_an_unreadable_event_is_left_out(self, caplog):
+    def test_unreadable_event_is_skipped(self, caplog):
         store = Memory([Event("a", NOW, "verdict", {}), Event("b", NOW, "verdict", {"x": 1})])
         tail = EventTail(store, "verdict", 10, lambda e: e.body["x"])
         tail.sync()
@@ -970,7 +978,7 @@ class TestTimeRange:
         assert found.start - timedelta(seconds=1) not in found
         assert TimeRange.parse(found.parameters, NOW) == found
 
-    def test_an_absolute_range_is_half_open_and_survives_its_address(self):
+    def test_absolute_range_is_half_open_and_equals_the_range_of_its_url_parameters(self):
         found = TimeRange.parse({"since": "2026-03-01T10:00", "until": "2026-03-01T12:30:10+01:00", "range": "7d"}, NOW)
         begin, end = datetime(2026, 3, 1, 10, tzinfo=UTC), datetime(2026, 3, 1, 11, 30, 10, tzinfo=UTC)
         assert (found.start, found.end, found.preset) == (begin, end, "")
@@ -982,7 +990,7 @@ class TestTimeRange:
         [{"range": "5y"}, {"since": "x"}, {"until": "2026-13-01"}, {"since": "2026-03-02", "until": "2026-03-01"},
          {"since": "0001-01-01T00:00+14:00"}, {"since": "0001-01-01"}, {"until": "9999-12-31T23:59"}],
     )  # fmt: skip
-    def test_an_unusable_range_is_reported_and_replaced(self, asked):
+    def test_invalid_range_is_reported_and_replaced_by_the_last_day(self, asked):
         found = TimeRange.parse(asked, NOW)
         assert found.problem and (found.start, found.end) == (NOW - timedelta(days=1), NOW)
 
@@ -1032,30 +1040,30 @@ class TestTable:
         assert table.before == "?sort=-n&client=a%26b&page=1" and not table.after and table.total == 4
         assert Table.of({}, self.SPEC, self.ROWS).headings[1].url == "?sort=-n"
 
-    def test_two_tables_of_a_page_have_parameters_of_their_own(self):
+    def test_two_tables_of_a_page_have_separate_parameters(self):
         query = {"sort": "-n", "x-sort": "n", "x-page": "2"}
         table = Table.of(query, replace(self.SPEC, name="x"), self.ROWS)
         assert [r["n"] for r in table.rows] == [None] and table.headings[1].url == "?sort=-n&x-sort=-n"
 
 
 class TestExploring:
-    def test_every_page_takes_the_range_and_hands_it_on(self, tmp_path):
+    def test_every_page_applies_the_range_and_keeps_it_in_its_links(self, tmp_path):
         old = replace(verdict(7, flagged=True), at=NOW - timedelta(days=5))
-        with visiting(make(tmp_path), verdict(1), old) as visitor:
+        with logged_in(make(tmp_path), verdict(1), old) as browser:
             for path in SHOWN:
-                page = visitor.get(f"{path}?range=7d").text
+                page = browser.get(f"{path}?range=7d").text
                 assert 'title="The last 7 days" aria-current="true"' in page, path
                 assert 'href="/dashboard/verdicts?range=7d"' in page, path
-            shown = {name: "v-verdict-7" in visitor.get(f"/verdicts?range={name}").text for name in ("24h", "7d")}
+            shown = {name: "v-verdict-7" in browser.get(f"/verdicts?range={name}").text for name in ("24h", "7d")}
             assert shown == {"24h": False, "7d": True}
-            assert "The range ends before it starts." in visitor.get("/?since=2026-03-02&until=2026-03-01").text
+            assert "The range ends before it starts." in browser.get("/?since=2026-03-02&until=2026-03-01").text
 
-    def test_a_bar_leads_to_the_verdicts_behind_it(self, tmp_path):
-        with visiting(make(tmp_path), *(verdict(i, flagged=i < 2) for i in range(5))) as visitor:
+    def test_bar_links_to_the_verdicts_that_it_counts(self, tmp_path):
+        with logged_in(make(tmp_path), *(verdict(i, flagged=i < 2) for i in range(5))) as browser:
             bars = r'<a href="([^"]*)" aria-label="[^"]*: (\d) requests?, (\d) flagged"'
             listed, flagged = set(), 0
-            for way, count, hits in re.findall(bars, visitor.get("/").text):
-                own = re.findall(r'id="v-(verdict-\d)"', visitor.http.get(way.replace("&amp;", "&")).text)
+            for way, count, hits in re.findall(bars, browser.get("/").text):
+                own = re.findall(r'id="v-(verdict-\d)"', browser.http.get(way.replace("&amp;", "&")).text)
                 assert len(own) == int(count)
                 listed |= set(own)
                 flagged += int(hits)
@@ -1063,30 +1071,30 @@ class TestExploring:
 
     def test_verdicts_are_sorted_by_score_and_filtered_by_document(self, tmp_path):
         events = [verdict(i, flagged=i == 3, score=float(i % 3)) for i in range(5)]
-        with visiting(make(tmp_path), *events) as visitor:
-            order = re.findall(r'id="v-verdict-(\d)"', visitor.get("/verdicts?sort=score").text)
+        with logged_in(make(tmp_path), *events) as browser:
+            order = re.findall(r'id="v-verdict-(\d)"', browser.get("/verdicts?sort=score").text)
             assert [int(n) % 3 for n in order] == [0, 0, 1, 1, 2]
-            assert re.findall(r'id="v-verdict-(\d)"', visitor.get("/verdicts?document=D3").text) == ["3"]
-            assert re.findall(r'id="v-verdict-(\d)"', visitor.get("/verdicts?search=closeness").text) == ["3"]
+            assert re.findall(r'id="v-verdict-(\d)"', browser.get("/verdicts?document=D3").text) == ["3"]
+            assert re.findall(r'id="v-verdict-(\d)"', browser.get("/verdicts?search=closeness").text) == ["3"]
 
     def test_answers_of_the_responses_api_are_in_the_chart_of_durations(self, tmp_path):
         app = make(tmp_path)
         headers = {"Authorization": f"Bearer {key(app)}"}
-        with visiting(app) as visitor:
+        with logged_in(app) as browser:
             body = {"model": "casemate", "input": "apple river stone"}
-            assert visitor.http.post("/v1/responses", json=body, headers=headers).status_code == 200
-            _until(lambda: "1 request" in visitor.get("/requests").text)
-            assert 'class="key p50"' in visitor.get("/").text
+            assert browser.http.post("/v1/responses", json=body, headers=headers).status_code == 200
+            _until(lambda: "1 request" in browser.get("/requests").text)
+            assert 'class="key p50"' in browser.get("/").text
 
     def test_requests_are_recorded_with_durations_and_listed_slowest_first(self, tmp_path):
         app = make(tmp_path, defenses=[HideNamed()])
         asking = key(app, name="front desk", trust_user=True)
-        with visiting(app) as visitor:
+        with logged_in(app) as browser:
             for stream in (False, True):
                 body = chat("apple river stone", stream=stream, user="u" * 40)
                 headers = {"Authorization": f"Bearer {asking}"}
-                assert visitor.http.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
-            assert visitor.http.get("/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
+                assert browser.http.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
+            assert browser.http.get("/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
             _until(lambda: len(app.store.scan("request")) == 2)
             events = [e.body for e in app.store.scan("request")]
             for body in events:
@@ -1095,64 +1103,64 @@ class TestExploring:
                 assert {"embed", "search", "generate"} <= body["stages"].keys() and stages <= body["seconds"]
                 assert "apple" not in json.dumps(body)
             assert events[0]["first_token"] is None and 0 < events[1]["first_token"] <= events[1]["seconds"]
-            _until(lambda: "2 requests" in visitor.get("/requests").text)
-            page = visitor.get("/requests?sort=-seconds").text
+            _until(lambda: "2 requests" in browser.get("/requests").text)
+            page = browser.get("/requests?sort=-seconds").text
             slowest = max(events, key=lambda body: body["seconds"])["request"]
             assert re.findall('id="r-([^"]*)"', page)[0] == slowest
             assert "front desk/uuuuuu…uuuuu" in page and f'title="front desk/{"u" * 40}"' in page
-            assert "stage: generate" in visitor.get("/").text and "p99" in page
-            inner = visitor.get(f"/requests/{slowest}").text
+            assert "stage: generate" in browser.get("/").text and "p99" in page
+            inner = browser.get(f"/requests/{slowest}").text
             assert "Stage search" in inner and "hide_best" in inner and "u" * 40 in inner
-            assert visitor.get("/requests/none").status_code == 404
+            assert browser.get("/requests/none").status_code == 404
 
-    def test_percentiles_are_those_of_the_durations(self):
+    def test_percentiles_equal_those_of_the_durations(self):
         seconds = [i / 1000 for i in range(1, 101)]
         assert percentiles(seconds) == pytest.approx((0.0505, 0.09505, 0.09901))
 
-    def test_clients_are_summarized_and_reset_together(self, tmp_path):
+    def test_clients_are_summarized_and_several_are_reset_at_once(self, tmp_path):
         app = make(tmp_path)
         held = WithheldDocuments("mirabel", 3600.0, app.store)
         for name in ("anna", "ben"):
             held.add("default", name, "d3")
         events = [verdict(i, flagged=i < 4, client=("anna", "ben")[i % 2]) for i in range(6)]
         limited = {"defense": "crawl_limit", "evidence": {"level": "clear", "grade": "quorum"}}
-        with visiting(app, *events, verdict(9, client="calm"), verdict(10, client="calm", **limited)) as visitor:
-            page = visitor.get("/clients").text
+        with logged_in(app, *events, verdict(9, client="calm"), verdict(10, client="calm", **limited)) as browser:
+            page = browser.get("/clients").text
             assert re.findall(r'data-label="Limited"><div>(\d+)<', page) == ["0", "0", "1"]
             assert page.index("anna") < page.index("calm") and "67\u00a0%" in page
-            assert "calm" not in visitor.get("/clients?flagged=yes").text.partition("<main")[2]
+            assert "calm" not in browser.get("/clients?flagged=yes").text.partition("<main")[2]
             token = re.search('name="csrf" value="([^"]*)"', page)[1]
             chosen = [json.dumps(["default", name]) for name in ("anna", "ben")]
-            done = visitor.http.post("/dashboard/clients/reset?range=7d", data={"csrf": token, "selected": chosen})
+            done = browser.http.post("/dashboard/clients/reset?range=7d", data={"csrf": token, "selected": chosen})
             assert done.headers["location"] == "/dashboard/clients?range=7d"
-            page = visitor.get("/clients").text
+            page = browser.get("/clients").text
             assert "Reset 2 clients" in page
             shares = r'data-label="(?:Requests|Share)"><div>([^<]*)<'
             assert sorted(re.findall(shares, page)) == ["0\u00a0%"] * 3 + ["2", "3", "3"]
             held.sync()
             assert not held.sources("default", "anna") and not held.sources("default", "ben")
-            visitor.post("/clients/reset")
-            assert "No client was selected." in visitor.get("/clients").text
+            browser.post("/clients/reset")
+            assert "No client was selected." in browser.get("/clients").text
 
-    def test_a_question_is_viewed_as_a_client_and_nothing_is_recorded(self, tmp_path):
+    def test_view_as_a_client_shows_its_context_and_records_nothing(self, tmp_path):
         app = make(tmp_path, defenses=(HideNamed("d3"),))
         app.guard.audience = AudiencePolicy("nothing", (EntitlementRule(frozenset({"staff"})),))
         keys = ApiKeyStore(app.store)
         ids = {name: keys.create(Grant(name, groups=(name,)))[0].id for name in ("staff", "visitor")}
         revoked = keys.create(Grant("gone"))[0].id
         keys.revoke(revoked)
-        with visiting(app) as visitor:
+        with logged_in(app) as browser:
             before = len(list(app.store.scan("verdict")))
-            assert "/dashboard/clients/view" in visitor.get("/clients").text
-            assert f"staff (default), {ids['staff']}, groups staff<" in visitor.get("/clients/view").text
+            assert "/dashboard/clients/view" in browser.get("/clients").text
+            assert f"staff (default), {ids['staff']}, groups staff<" in browser.get("/clients/view").text
             shown = {
-                name: visitor.post("/clients/view", client=client, question="only3").text
+                name: browser.post("/clients/view", client=client, question="only3").text
                 for name, client in ids.items()
             }
-            assert visitor.post("/clients/view", client=ids["staff"], question=" ").status_code == 200
+            assert browser.post("/clients/view", client=ids["staff"], question=" ").status_code == 200
             for client in (revoked, "absent"):
-                assert visitor.post("/clients/view", client=client, question="only3").status_code == 403
-            hostile = visitor.post("/clients/view", client=ids["staff"], question=HOSTILE).text
+                assert browser.post("/clients/view", client=client, question="only3").status_code == 403
+            hostile = browser.post("/clients/view", client=ids["staff"], question=HOSTILE).text
             assert len(list(app.store.scan("verdict"))) == before
         assert (
             "may read in full" in shown["staff"]
@@ -1164,35 +1172,35 @@ class TestExploring:
         assert "left out" not in shown["staff"]
         assert HOSTILE not in hostile and "&lt;script&gt;" in hostile
 
-    def test_the_view_as_a_client_names_sources_whose_labels_it_lacks(self, tmp_path):
+    def test_view_as_a_client_lists_sources_whose_labels_the_client_lacks(self, tmp_path):
         app = make(tmp_path)
         asyncio.run(app.guard.add([Document("secret", "only3 and only4", metadata={"acl": ["hr"]})]))
         keys = ApiKeyStore(app.store)
         hr, other = (keys.create(Grant(name, labels=labels))[0].id for name, labels in (("hr", ("hr",)), ("shop", ())))
-        with visiting(app) as visitor:
+        with logged_in(app) as browser:
             shown = {
-                id_: visitor.post("/clients/view", client=id_, question="only3 and only4").text for id_ in (hr, other)
+                id_: browser.post("/clients/view", client=id_, question="only3 and only4").text for id_ in (hr, other)
             }
         assert "1 source among the nearest chunks left out, because of access labels" in shown[other]
         assert "access labels" not in shown[hr]
 
-    def test_an_admin_of_one_tenant_views_no_client_of_another(self, tmp_path):
+    def test_admin_of_one_tenant_cannot_view_clients_of_another(self, tmp_path):
         app = make(tmp_path)
         other = ApiKeyStore(app.store).create(Grant("theirs", tenant="acme"))[0].id
-        with visiting(app, tenant="default") as visitor:
-            assert "theirs" not in visitor.get("/clients/view").text
-            assert visitor.post("/clients/view", client=other, question="only3").status_code == 403
+        with logged_in(app, tenant="default") as browser:
+            assert "theirs" not in browser.get("/clients/view").text
+            assert browser.post("/clients/view", client=other, question="only3").status_code == 403
 
     def test_several_alerts_are_acknowledged_and_closed_at_once(self, tmp_path):
-        with visiting(make(tmp_path), alert("a"), alert("b"), alert("c", severity=Severity.LOW)) as visitor:
-            assert visitor.get("/alerts?severity=low").text.count("<article") == 1
-            visitor.post("/alerts/acknowledge", selected=["a", "c"])
-            assert "Acknowledged 2 alerts." in visitor.get("/alerts").text
-            visitor.post("/alerts/close", selected=["a", "b", "gone"], reason="a drill")
-            page = visitor.get("/alerts").text
+        with logged_in(make(tmp_path), alert("a"), alert("b"), alert("c", severity=Severity.LOW)) as browser:
+            assert browser.get("/alerts?severity=low").text.count("<article") == 1
+            browser.post("/alerts/acknowledge", selected=["a", "c"])
+            assert "Acknowledged 2 alerts." in browser.get("/alerts").text
+            browser.post("/alerts/close", selected=["a", "b", "gone"], reason="a drill")
+            page = browser.get("/alerts").text
             assert "Closed 2 alerts." in page and page.count("a drill") == 2
-            visitor.post("/alerts/close")
-            assert "No alert was selected." in visitor.get("/alerts").text
+            browser.post("/alerts/close")
+            assert "No alert was selected." in browser.get("/alerts").text
 
     def test_the_alerts_about_selected_canaries_are_acknowledged_and_closed_at_once(self, tmp_path):
         events = [
@@ -1202,20 +1210,20 @@ class TestExploring:
             alert("d", set="x"),
         ]
         events += [alert("whole", canaries=()), result_to_event(result()), result_to_event(result("fees"))]
-        with visiting(make(tmp_path), *events) as visitor:
-            page = visitor.get("/canaries").text
+        with logged_in(make(tmp_path), *events) as browser:
+            page = browser.get("/canaries").text
             assert 'value="clinic/beds"' in page and "Acknowledge their alerts" in page
-            visitor.post("/canaries/acknowledge", selected=["clinic/beds"])
-            assert "Acknowledged 3 alerts." in visitor.get("/canaries").text
-            assert visitor.get("/alerts").text.count("acknowledged by operator") == 3
-            visitor.post("/canaries/close", selected=["clinic/beds", "clinic/fees"], reason="a new brochure")
-            assert "Closed 4 alerts." in visitor.get("/canaries").text
-            assert visitor.get("/alerts").text.count("a new brochure") == 4  # the one of the set x is open
-            assert "Acknowledge their alerts" not in visitor.get("/canaries").text
-            visitor.post("/canaries/close", selected=["clinic/beds"])
-            assert "No open alert is about the selected canaries." in visitor.get("/canaries").text
-            visitor.post("/canaries/close")
-            assert "No canary was selected." in visitor.get("/canaries").text
+            browser.post("/canaries/acknowledge", selected=["clinic/beds"])
+            assert "Acknowledged 3 alerts." in browser.get("/canaries").text
+            assert browser.get("/alerts").text.count("acknowledged by operator") == 3
+            browser.post("/canaries/close", selected=["clinic/beds", "clinic/fees"], reason="a new brochure")
+            assert "Closed 4 alerts." in browser.get("/canaries").text
+            assert browser.get("/alerts").text.count("a new brochure") == 4  # the alert of set x stays open
+            assert "Acknowledge their alerts" not in browser.get("/canaries").text
+            browser.post("/canaries/close", selected=["clinic/beds"])
+            assert "No open alert is about the selected canaries." in browser.get("/canaries").text
+            browser.post("/canaries/close")
+            assert "No canary was selected." in browser.get("/canaries").text
 
     def test_several_sources_are_released_and_removed_at_once(self, tmp_path):
         app = make(tmp_path)
@@ -1223,13 +1231,13 @@ class TestExploring:
             Quarantine(app.store).add([ScreeningResult(Document(n, f"{n} text"), 3.0, 2.0, ("odd",))], "default")
             for n in ("one", "two")
         ]
-        with visiting(app) as visitor:
-            visitor.post("/quarantine/release", selected=[q.key for q in held])
+        with logged_in(app) as browser:
+            browser.post("/quarantine/release", selected=[q.key for q in held])
             assert {"one", "two"} <= set(app.index.digests())
-            assert "two" in visitor.get("/documents/remove?source=one&source=two&source=none").text
-            visitor.post("/documents/remove", selected=["one", "two"], tenant="default")
+            assert "two" in browser.get("/documents/remove?source=one&source=two&source=none").text
+            browser.post("/documents/remove", selected=["one", "two"], tenant="default")
             assert not {"one", "two"} & set(app.index.digests())
-            assert visitor.post("/quarantine/drop").status_code == 404
+            assert browser.post("/quarantine/drop").status_code == 404
 
     def test_topics_are_labeled_with_words_of_several_sources(self):
         texts = [f"asthma inhaler {name}" for name in ("ada", "bob", "cem")]
@@ -1242,17 +1250,17 @@ class TestExploring:
 
     def test_verdicts_of_a_topic_are_listed(self, tmp_path):
         app = make(tmp_path, count=60)
-        with visiting(app, verdict(1, flagged=True), verdict(2, flagged=True, hidden=["d4"])) as visitor:
-            ways = re.findall('href="/dashboard(/verdicts[^"]*topic=[^"]*)"', visitor.get("/topics").text)
-            pages = [visitor.get(way.replace("&amp;", "&")).text for way in ways]
+        with logged_in(app, verdict(1, flagged=True), verdict(2, flagged=True, hidden=["d4"])) as browser:
+            ways = re.findall('href="/dashboard(/verdicts[^"]*topic=[^"]*)"', browser.get("/topics").text)
+            pages = [browser.get(way.replace("&amp;", "&")).text for way in ways]
             assert {n for page in pages for n in re.findall(r'id="v-verdict-(\d)"', page)} == {"1", "2"}
-            assert visitor.get("/verdicts?topic=99&tenant=default").status_code == 200
+            assert browser.get("/verdicts?topic=99&tenant=default").status_code == 200
 
-    def test_a_ring_of_the_map_links_to_the_verdicts_that_it_counts(self, tmp_path):
+    def test_ring_of_the_topic_map_links_to_the_verdicts_that_it_counts(self, tmp_path):
         about_canary = verdict(1, flagged=True, hidden=["d4"], client="canary-beds-clinic@2026-01-01T00:00:00Z")
-        with visiting(make(tmp_path, count=60), about_canary) as visitor:
-            (way,) = set(re.findall('href="/dashboard(/verdicts[^"]*document=d4[^"]*)"', visitor.get("/topics").text))
-            assert 'id="v-verdict-1"' in visitor.get(way.replace("&amp;", "&")).text
+        with logged_in(make(tmp_path, count=60), about_canary) as browser:
+            (way,) = set(re.findall('href="/dashboard(/verdicts[^"]*document=d4[^"]*)"', browser.get("/topics").text))
+            assert 'id="v-verdict-1"' in browser.get(way.replace("&amp;", "&")).text
 
 
 def crawl_event(client, number, **body):
@@ -1261,7 +1269,7 @@ def crawl_event(client, number, **body):
 
 
 class TestDisclosure:
-    def test_words_of_a_client_are_counted_once_and_a_reset_removes_it(self):
+    def test_disclosed_words_are_counted_once_and_a_reset_removes_the_client(self):
         events = [
             crawl_event("ann", 0, covered={"d1": "f", "d2": "3"}),
             crawl_event("ann", 1, covered={"d1": "1f"}, whole=["d1"], shortened="q7"),
@@ -1278,7 +1286,7 @@ class TestDisclosure:
             {"d1"},
             1,
         )
-        assert [words for _, words in new] == [6, 1]  # as in the table
+        assert [words for _, words in new] == [6, 1]  # new words per event, in total 7
 
     def test_page_shows_clients_the_trend_and_the_map(self, tmp_path):
         app = make(tmp_path, count=60)
@@ -1290,15 +1298,15 @@ class TestDisclosure:
             "x", datetime.now(UTC), "crawl", {"tenant": "north", "client": "hidden-one", "covered": {"d": "f"}}
         )
         canary = crawl_event("canary-beds-clinic@2026-01-01T00:00:00Z", 0, covered={"d4": "ff"})
-        with visiting(app, *events, other, canary) as visitor:
-            page = visitor.get("/disclosure").text
+        with logged_in(app, *events, other, canary) as browser:
+            page = browser.get("/disclosure").text
             assert "1 of 60 chunks disclosed in part, 12 words" in page
             assert "d3: 12 words disclosed" in page and "12 new words" in page
             assert "mallory" in page and "hidden-one" not in page and "canary-beds" not in page
 
-    def test_page_says_that_nothing_is_counted_without_the_defense(self, tmp_path):
-        with visiting(make(tmp_path)) as visitor:
-            assert "crawl_limit is not among guard.defenses" in visitor.get("/disclosure").text
+    def test_page_reports_that_crawl_limit_is_not_configured(self, tmp_path):
+        with logged_in(make(tmp_path)) as browser:
+            assert "crawl_limit is not among guard.defenses" in browser.get("/disclosure").text
 
 
 class TestCharts:
@@ -1307,7 +1315,7 @@ class TestCharts:
         assert percent(0.0004) == "<0.1 %" and percent(0.5) == "50 %"
         assert "1 of 10; 95 % interval 0.3 to 44.5 %" in sample_rate(1, 10)[1]
 
-    def test_bars_lines_and_dots_are_drawn_for_each_value(self):
+    def test_charts_contain_bars_lines_and_dots_for_each_value(self):
         bins = TimeRange.parse({}, NOW).bins
         links = [svg.ChartLink(b.start, b.end, f"/list?{i}", f"bin {i}") for i, b in enumerate(bins)]
         n = len(bins)
@@ -1320,6 +1328,6 @@ class TestCharts:
         lines = svg.latency_lines([(1.0, 2.0, 4.0), None, *[(1.0, 1.0, 1.0)] * (n - 2)], links, "said")
         assert lines.y_labels[0] == "4\u00a0s" and str(lines.image).count("M") == 3 * 2
         assert str(lines.image).count("<a ") == n - 1
-        assert len(re.findall(r'd="M[\d.]+,[\d.]+h[1-9]', str(lines.image))) == 3  # a lone column is visible
+        assert len(re.findall(r'd="M[\d.]+,[\d.]+h[1-9]', str(lines.image))) == 3  # a single column is visible
         assert str(svg.sparkline([None, None], "said")).count("M") == 0
         assert str(svg.sparkline([0.5, 1.0], "said", [("/a", "x"), ("/b", "y")])).count("<a ") == 2

@@ -54,15 +54,15 @@ def made(store=None, generator=None, **options):
 
 
 @dataclass
-class Reciter(Generator):
+class RecitingGenerator(Generator):
     """Repeats its context, or a function of it."""
 
-    say: object = None
+    respond: object = None
     prompts: list = field(default_factory=list)
 
     async def stream(self, prompt):
         self.prompts.append(prompt)
-        yield self.say(prompt) if self.say else " ".join(d.text for d in prompt.context) or "I don't know."
+        yield self.respond(prompt) if self.respond else " ".join(d.text for d in prompt.context) or "I don't know."
 
 
 class TestWiring:
@@ -94,38 +94,38 @@ class TestWiring:
         with pytest.raises(CapabilityError, match="4 tokens and the reference 4, and they differ from token 0 on"):
             made(reference=Toy(2, "bac "))
 
-    def test_generator_without_probabilities_is_no_reference(self):
+    def test_generator_without_probabilities_is_refused_as_reference(self):
         with pytest.raises(CapabilityError, match="Parrot provides none; set 'reference'"):
             made(generator=Parrot())
 
     def test_model_that_cannot_rewind_is_refused(self):
-        class Stubborn(Toy):
+        class NoRewind(Toy):
             def begin(self, prompts):
-                return Forgetless(self, [tuple(p) for p in prompts])
+                return NoRewindReading(self, [tuple(p) for p in prompts])
 
-        class Forgetless(ToyReading):
+        class NoRewindReading(ToyReading):
             def read(self, answer, last=1):
                 self.prompts = [(*prompt, *answer) for prompt in self.prompts]
                 return super().read(answer, last)
 
         with pytest.raises(CapabilityError, match="the draft model cannot rewind its cache"):
-            made(draft=Stubborn(1))
+            made(draft=NoRewind(1))
         with pytest.raises(CapabilityError, match="the reference model cannot rewind its cache"):
-            made(generator=Stubborn(2))
+            made(generator=NoRewind(2))
 
     def test_model_that_rounds_to_bfloat16_can_rewind(self):
-        class Coarse(Toy):
+        class RoundedModel(Toy):
             def begin(self, prompts):
-                return Rounding(self, [tuple(p) for p in prompts])
+                return RoundedReading(self, [tuple(p) for p in prompts])
 
-        class Rounding(ToyReading):
+        class RoundedReading(ToyReading):
             noise = np.random.default_rng(7)
 
             def read(self, answer, last=1):
                 logits = super().read(answer, last)
                 return logits + 0.05 * self.noise.choice([-1, 1], logits.shape)
 
-        assert made(draft=Coarse(1, spread=2.3))
+        assert made(draft=RoundedModel(1, spread=2.3))
 
     def test_view_same_is_refused_without_a_draft(self):
         with pytest.raises(CapabilityError, match="reference_view cannot be 'same'"):
@@ -173,7 +173,7 @@ class TestStreaming:
             decoding.block()
         assert "".join(found) == Toy().text(decoding.answer).lstrip() == whole(generator)
 
-    def test_models_stop_when_the_reader_stops(self):
+    def test_models_stop_when_the_consumer_closes_the_stream(self):
         memory = Memory()
         generator = made(memory, max_tokens=50)
         assert len(pieces(generator, most=2)) == 2
@@ -183,8 +183,8 @@ class TestStreaming:
     def test_multi_token_characters_are_sent_whole(self):
         class Bytes(Toy):
             def text(self, tokens):
-                said = super().text(tokens).replace(" ", "")
-                return said[:-1] + "\ufffd" if said.endswith("b") else said
+                written = super().text(tokens).replace(" ", "")
+                return written[:-1] + "\ufffd" if written.endswith("b") else written
 
         found = pieces(made(draft=Bytes(1), generator=Bytes(2), max_tokens=30))
         assert all("\ufffd" not in piece for piece in found[:-1])
@@ -198,7 +198,7 @@ class TestStreaming:
         assert len({answer(seed) for seed in range(6)}) > 3
         assert len({answer(seed, 0.0) for seed in range(6)}) == 1
 
-    def test_concurrent_answers_do_not_mix(self):
+    def test_concurrent_answers_equal_separate_answers(self):
         generator = made(temperature=1.0, max_tokens=30)
         prompts = [PROMPT, Prompt("b", CONTEXT[:1], "")]
 
@@ -221,12 +221,12 @@ class TestStreaming:
         text = json.dumps(body)
         assert "abca" not in text and "cbb" not in text
 
-    def test_failing_store_does_not_cost_the_answer(self):
-        class Full(Memory):
+    def test_store_failure_does_not_change_the_answer(self):
+        class FullStore(Memory):
             def append(self, event):
                 raise OSError("disk full")
 
-        assert whole(made(Full())) == whole(made())
+        assert whole(made(FullStore())) == whole(made())
 
 
 class TestBadInput:
@@ -280,74 +280,80 @@ class TestWholeAnswers:
         return Prompt(question, tuple(Document(f"d{i}", text) for i, text in enumerate(texts or (TEXT, OTHER))), "")
 
     def test_answer_within_the_limits_is_unchanged(self):
-        reciter, memory = Reciter(lambda prompt: "Dogs travel free on weekdays."), Memory()
-        assert pieces(self.made(reciter, memory), self.prompt()) == ["Dogs travel free on weekdays."]
-        assert len(reciter.prompts) == 1
+        reciting, memory = RecitingGenerator(lambda prompt: "Dogs travel free on weekdays."), Memory()
+        assert pieces(self.made(reciting, memory), self.prompt()) == ["Dogs travel free on weekdays."]
+        assert len(reciting.prompts) == 1
         body = memory.events[0].body
         assert (body["mode"], body["generations"], body["copied"], body["quoted"]) == ("answer", 1, [], 4)
 
     def test_recitation_is_regenerated_from_the_other_documents(self):
-        reciter, memory = Reciter(), Memory()
-        assert whole(self.made(reciter, memory), self.prompt("Repeat all.")) == "I don't know."
-        assert [len(p.context) for p in reciter.prompts] == [2, 0]
+        reciting, memory = RecitingGenerator(), Memory()
+        assert whole(self.made(reciting, memory), self.prompt("Repeat all.")) == "I don't know."
+        assert [len(p.context) for p in reciting.prompts] == [2, 0]
         assert memory.events[0].body["copied"] == ["d0", "d1"]
 
     def test_only_quoted_documents_are_removed(self):
-        reciter = Reciter(lambda p: p.context[0].text if p.context[0].id == "d0" else "It lends out tools.")
-        assert whole(self.made(reciter), self.prompt()) == "It lends out tools."
-        assert [[d.id for d in p.context] for p in reciter.prompts] == [["d0", "d1"], ["d1"]]
+        reciting = RecitingGenerator(lambda p: p.context[0].text if p.context[0].id == "d0" else "It lends out tools.")
+        assert whole(self.made(reciting), self.prompt()) == "It lends out tools."
+        assert [[d.id for d in p.context] for p in reciting.prompts] == [["d0", "d1"], ["d1"]]
 
     def test_documents_are_removed_one_after_another(self):
-        reciter = Reciter(lambda p: p.context[0].text if p.context else "Nothing.")
-        assert whole(self.made(reciter), self.prompt("?", TEXT, OTHER, "One two three.")) == "One two three."
-        assert len(reciter.prompts) == 3
+        reciting = RecitingGenerator(lambda p: p.context[0].text if p.context else "Nothing.")
+        assert whole(self.made(reciting), self.prompt("?", TEXT, OTHER, "One two three.")) == "One two three."
+        assert len(reciting.prompts) == 3
 
     @pytest.mark.parametrize("view", ["summary", "guarded"])
     def test_repeated_quotation_removes_the_document(self, view):
-        reciter = Reciter(lambda p: TEXT if any(d.id == "d0" for d in p.context) else "Nothing.")
-        assert whole(self.made(reciter, reference_view=view), self.prompt()) == "Nothing."
-        assert [len(p.context) for p in reciter.prompts] == [2, 2, 1]
+        reciting = RecitingGenerator(lambda p: TEXT if any(d.id == "d0" for d in p.context) else "Nothing.")
+        assert whole(self.made(reciting, reference_view=view), self.prompt()) == "Nothing."
+        assert [len(p.context) for p in reciting.prompts] == [2, 2, 1]
 
-    def test_text_known_without_the_document_is_allowed(self):
-        reciter = Reciter(lambda p: TEXT)
-        assert whole(self.made(reciter), self.prompt()) == TEXT
-        assert len(reciter.prompts) == 2
+    def test_text_that_is_also_generated_without_the_document_is_allowed(self):
+        reciting = RecitingGenerator(lambda p: TEXT)
+        assert whole(self.made(reciting), self.prompt()) == TEXT
+        assert len(reciting.prompts) == 2
 
-    def test_text_of_the_question_is_no_quotation(self):
+    def test_text_of_the_question_does_not_count_as_quotation(self):
         question = "Is it right that the winter timetable begins in November, when the last boat leaves at five?"
-        reciter = Reciter(lambda p: "The winter timetable begins in November, when the last boat leaves at five.")
+        reciting = RecitingGenerator(
+            lambda p: "The winter timetable begins in November, when the last boat leaves at five."
+        )
         for asked in (question, "When?"):
-            whole(self.made(reciter, budget=14), self.prompt(asked))
-        assert len(reciter.prompts) == 1 + 2
+            whole(self.made(reciting, budget=14), self.prompt(asked))
+        assert len(reciting.prompts) == 1 + 2
 
     @pytest.mark.parametrize("words", [6, 7])
     def test_run_at_the_limit_is_allowed(self, words):
-        reciter = Reciter(lambda p: " ".join(TEXT.split()[2:][:words]) if len(p.context) == 2 else "Nothing.")
-        assert (whole(self.made(reciter), self.prompt()) == "Nothing.") == (words > 6)
+        reciting = RecitingGenerator(
+            lambda p: " ".join(TEXT.split()[2:][:words]) if len(p.context) == 2 else "Nothing."
+        )
+        assert (whole(self.made(reciting), self.prompt()) == "Nothing.") == (words > 6)
 
     @pytest.mark.parametrize("sentences", [1, 2])
     def test_short_quotations_count_against_the_budget(self, sentences):
-        said = ("Dogs travel free on weekdays", "tickets are sold on board")
-        reciter = Reciter(lambda p: ", and ".join(said[:sentences]) if len(p.context) == 2 else "Nothing.")
-        generator = self.made(reciter, budget=9, run=6)
+        written = ("Dogs travel free on weekdays", "tickets are sold on board")
+        reciting = RecitingGenerator(
+            lambda p: ", and ".join(written[:sentences]) if len(p.context) == 2 else "Nothing."
+        )
+        generator = self.made(reciting, budget=9, run=6)
         assert (whole(generator, self.prompt("?")) == "Nothing.") == (sentences > 1)
 
     def test_inserted_words_do_not_hide_a_quotation(self):
-        reciter = Reciter(lambda p: " indeed ".join(TEXT.split()) if len(p.context) == 2 else "Nothing.")
-        assert whole(self.made(reciter), self.prompt()) == "Nothing."
+        reciting = RecitingGenerator(lambda p: " indeed ".join(TEXT.split()) if len(p.context) == 2 else "Nothing.")
+        assert whole(self.made(reciting), self.prompt()) == "Nothing."
 
     @pytest.mark.parametrize(
         "name", ["capitals", "full width", "spaced letters", "zero width", "numbered words", "base64"]
     )
     def test_disguise_does_not_hide_a_quotation(self, name):
-        reciter = Reciter(lambda prompt: DISGUISES[name](" ".join(d.text for d in prompt.context)))
-        whole(self.made(reciter), self.prompt("What is free on weekdays?", TEXT))
-        assert [len(p.context) for p in reciter.prompts][-1] == 0
+        reciting = RecitingGenerator(lambda prompt: DISGUISES[name](" ".join(d.text for d in prompt.context)))
+        whole(self.made(reciting), self.prompt("What is free on weekdays?", TEXT))
+        assert [len(p.context) for p in reciting.prompts][-1] == 0
 
     def test_answer_is_sent_only_after_it_is_measured(self):
         guard = Guard.__new__(Guard)  # only the generators are needed
         assert not asyncio.iscoroutinefunction(guard.stream)
-        found = pieces(self.made(Reciter()), self.prompt("Repeat all."))
+        found = pieces(self.made(RecitingGenerator()), self.prompt("Repeat all."))
         assert found == ["I don't know."]
 
 
@@ -359,10 +365,10 @@ def test_cascade_of_one_model_equals_that_model():
         assert whole(same) == alone.lstrip()
 
 
-def test_limits_prevent_recitation():
-    """A reciting pair is stopped; without limits it is not."""
+def test_limits_stop_recitation():
+    """Without limits, the same pair of models recites the document."""
 
-    class Reciting(Toy):
+    class RecitingModel(Toy):
         def logits(self, prompt, answer):
             text = self.text(prompt)
             start = text.index("abcacba") if "abcacba" in text else None
@@ -371,7 +377,7 @@ def test_limits_prevent_recitation():
             return 9.0 * np.eye(4)[prompt[start + len(answer)]]
 
     prompt = Prompt("b", (Document("s", "abcacba"),), "")
-    pair = {"draft": Reciting(1), "generator": Reciting(2), "max_tokens": 7}
+    pair = {"draft": RecitingModel(1), "generator": RecitingModel(2), "max_tokens": 7}
     assert whole(made(**pair, run=99, budget=None), prompt) == "abcacba"
     assert whole(made(**pair, run=3, budget=4), prompt) != "abcacba"
     assert whole(made(**pair, run=3, budget=4), prompt).startswith("abc")

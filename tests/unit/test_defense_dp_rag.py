@@ -75,27 +75,27 @@ class TestWiring:
 
 
 class TestAnswers:
-    def test_each_document_and_the_bare_question_have_their_own_context(self):
+    def test_each_document_and_the_question_without_documents_have_a_separate_context(self):
         model = Toy(2)
         whole(made(model=model))
         asked = [model.text(model.encode(Prompt("a", documents, ""))) for documents in [(d,) for d in CONTEXT] + [()]]
         assert model.begun == asked
 
-    def test_answer_ends_with_the_budget(self):
+    def test_answer_ends_when_the_budget_is_used(self):
         for tokens in (1, 4):
             assert len(whole(made(tokens=tokens, model=Toy(2, "abc")))) == tokens
         memory = Memory()
         whole(made(memory, epsilon=2.0, token_epsilon=0.6, tokens=70, model=Toy(2, "abc")))
         assert memory.events[0].body["tokens"] == 3
 
-    def test_answer_ends_with_the_model_and_the_end_token_costs_budget(self):
+    def test_answer_ends_at_the_end_token_which_uses_budget(self):
         memory = Memory()
         text = whole(made(memory, model=Toy(1, "ab.", "."), tokens=200, seed=1))
         assert "." not in text and 0 < len(text) < 200
         assert memory.events[0].body["tokens"] == len(text) + 1
 
     @pytest.mark.slow
-    def test_no_documents_give_the_public_model(self):
+    def test_without_documents_tokens_follow_the_public_model(self):
         options = {"model": Toy(2, "abc"), "public": 1.0, "tokens": 1, "epsilon": 1.0}
         counts = Counter(whole(made(seed=s, **options), Prompt("a", (), "")) for s in range(4000))
         logits = Toy(2, "abc").logits(Toy(2, "abc").encode(Prompt("a", (), "")), [])
@@ -107,7 +107,7 @@ class TestAnswers:
         assert len({whole(made(tokens=12, seed=3)) for _ in range(3)}) == 1
 
     @pytest.mark.slow
-    def test_replacing_a_document_stays_within_epsilon(self):
+    def test_replacing_a_document_changes_answer_frequencies_within_epsilon(self):
         """Frequencies of answers over the same 1,200 draws differ by less than the bound."""
         other = Prompt("a", (*CONTEXT[:2], Document("d", "ccccc")), "")
         epsilon = 0.5
@@ -142,10 +142,10 @@ class TestThreshold:
         found = Retrieval(hits, SimilarityStats(100, 0.0, 0.1))
         return asyncio.run(DPRAG(**options).on_retrieve(Query("q", k=6), found))
 
-    def test_no_threshold_keeps_everything(self):
+    def test_without_a_threshold_all_hits_are_kept(self):
         assert len(self.retrieve().value.hits) == 8 and self.retrieve().verdict is None
 
-    def test_about_the_wanted_number_is_kept_and_nothing_is_flagged(self):
+    def test_threshold_keeps_the_wanted_number_of_hits_and_flags_nothing(self):
         value, verdict, _ = self.retrieve(epsilon=900.0, threshold_epsilon=800.0, wanted=3)
         assert len(value.hits) == 3
         assert not verdict.flagged and verdict.hidden == ("d3", "d4", "d5", "d6", "d7")
@@ -174,7 +174,7 @@ class TestAccounting:
         assert composed_epsilon(0.2, 1e-3, tokens) <= 2.0 < composed_epsilon(0.2, 1e-3, tokens + 1)
 
     def test_composition_equals_that_of_randomized_response(self):
-        """Against the binomial distribution of n answers that each reveal a bit with odds e to the epsilon."""
+        """The reference is the binomial distribution of n answers, each revealing a bit with odds exp(epsilon)."""
         pytest.importorskip("dp_accounting", reason="needs casemate[dp]")
         each, n, delta = 0.4, 12, 1e-2
         keep = math.exp(each) / (1 + math.exp(each))

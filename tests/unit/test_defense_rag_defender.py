@@ -45,7 +45,7 @@ def read(defense, texts):
     return kept
 
 
-def test_two_passages_are_compared_and_one_is_not():
+def test_filter_applies_from_two_passages_on():
     generator = Parrot()
     for count in (0, 1, 2):
         context = tuple(Document(f"d{i}", "text") for i in range(count))
@@ -61,8 +61,8 @@ def unit_rows(n, seed):
 
 @given(st.integers(2, 9), st.integers(0, 10_000))
 @settings(max_examples=30, deadline=None)
-def test_clusters_merge_where_the_sum_of_squares_grows_least(n, seed):
-    """Against Ward's definition: the sum of squared distances to the mean of each cluster."""
+def test_clusters_merge_by_the_smallest_increase_of_the_sum_of_squares(n, seed):
+    """The reference is Ward's definition: the sum of squared distances to the mean of each cluster."""
     rows = unit_rows(n, seed)
 
     def spread(members):
@@ -80,16 +80,16 @@ def test_clusters_merge_where_the_sum_of_squares_grows_least(n, seed):
 @pytest.mark.slow
 @given(st.integers(2, 12), st.integers(0, 10_000))
 @settings(max_examples=40, deadline=None)
-def test_clusters_are_those_of_scikit_learn(n, seed):
+def test_clusters_equal_those_of_scikit_learn(n, seed):
     cluster = pytest.importorskip("sklearn.cluster")
     rows = unit_rows(n, seed)
-    theirs = cluster.AgglomerativeClustering(n_clusters=2).fit(rows).labels_
-    ours = ward(rows @ rows.T)
-    assert np.array_equal(ours == ours[0], theirs == theirs[0])
+    sklearn_labels = cluster.AgglomerativeClustering(n_clusters=2).fit(rows).labels_
+    casemate_labels = ward(rows @ rows.T)
+    assert np.array_equal(casemate_labels == casemate_labels[0], sklearn_labels == sklearn_labels[0])
 
 
 @pytest.mark.slow
-def test_prominent_terms_are_those_of_scikit_learn():
+def test_prominent_terms_equal_those_of_scikit_learn():
     feature = pytest.importorskip("sklearn.feature_extraction.text")
     texts = [t.lower() for t in (*POISON, *CLEAN)]
     vectorizer = feature.TfidfVectorizer(stop_words=["who", "the", "every", "at", "in", "a", "for", "and", "of", "now"])
@@ -99,14 +99,14 @@ def test_prominent_terms_are_those_of_scikit_learn():
     assert with_prominent_terms([*POISON, *CLEAN]) == expected == 2
 
 
-def test_prominent_terms_by_hand():
-    """Five words of "bridge" to "register" stand in two texts each; all others in one."""
+def test_prominent_terms_of_a_worked_example():
+    """Five words from "bridge" to "register" occur in two texts each; all others in one."""
     assert with_prominent_terms([*POISON, *CLEAN]) == 2
     assert with_prominent_terms(["a b", "the of"]) <= 1
 
 
-def test_most_alike_by_hand():
-    """Pairs by cosine: 0-1 .9, 2-3 .8, 0-2 .5. For two passages one pair counts, for three all three pairs."""
+def test_most_similar_passages_of_a_worked_example():
+    """Pairs by cosine: 0-1 .9, 2-3 .8, 0-2 .5. One pair counts for two passages, three pairs for three."""
     cosines = np.eye(4)
     for (i, j), value in {(0, 1): 0.9, (2, 3): 0.8, (0, 2): 0.5, (0, 3): 0.1, (1, 2): -0.6, (1, 3): 0.0}.items():
         cosines[i, j] = cosines[j, i] = value
@@ -116,9 +116,9 @@ def test_most_alike_by_hand():
     assert most_alike(cosines, 3) == {0, 1, 2}
 
 
-def test_a_negative_pair_lowers_the_sum():
+def test_negative_similarities_lower_the_sum():
     cosines = np.array([[1.0, -0.9, -0.8], [-0.9, 1.0, -0.1], [-0.8, -0.1, 1.0]])
-    assert most_alike(cosines, 2) == {0, 1}  # the one pair is 1-2: sums 0, -.01, -.01
+    assert most_alike(cosines, 2) == {0, 1}  # only pair 1-2 counts: sums 0, -.01, -.01
 
 
 def test_concentration_counts_passages_that_are_central():
@@ -137,13 +137,13 @@ def test_the_larger_cluster_is_removed_if_most_passages_share_the_terms():
     assert read(RAGDefender(embedder=BagOfWords()), [*poison, CLEAN[0]]) == [4]
 
 
-def test_a_clean_context_loses_a_passage_too():
-    """The method always removes: that is its cost."""
+def test_one_passage_of_a_clean_context_is_removed():
+    """The method always removes passages, which lowers utility."""
     assert len(read(RAGDefender(embedder=BagOfWords()), CLEAN)) < len(CLEAN)
 
 
 @pytest.mark.parametrize("grouping", ["clusters", "concentration"])
-def test_few_or_equal_passages_are_no_error(grouping):
+def test_few_or_equal_passages_cause_no_error(grouping):
     defense = RAGDefender(grouping, BagOfWords())
     assert read(defense, []) == [] and read(defense, CLEAN[:1]) == [0]
     assert len(read(defense, [CLEAN[0]] * 3)) <= 3
@@ -154,7 +154,7 @@ def test_satisfies_the_defense_contract():
     check_defense(RAGDefender(embedder=BagOfWords()))
 
 
-def test_bad_options_and_a_missing_embedder_are_refused():
+def test_invalid_options_and_a_missing_embedder_are_refused():
     with pytest.raises(ConfigError, match="allowed are clusters, concentration"):
         RAGDefender("both")
     with pytest.raises(CapabilityError, match="needs an embedder"):

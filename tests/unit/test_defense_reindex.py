@@ -40,11 +40,11 @@ class Setting:
         retrieval = self.index.search(q, hits)
         return replace(retrieval, exhausted=len(retrieval.hits) < hits)
 
-    def act(self, retrieval, text=QUESTION, k=5):
+    def rerank(self, retrieval, text=QUESTION, k=5):
         return asyncio.run(self.defense.on_retrieve(Query(text, k=k), retrieval))
 
     def expected(self, hits, text=QUESTION, reindexing=None):
-        """Ids of these hits in the order of the new space, computed one by one."""
+        """Ids of these hits in the order of the mapped space, computed one by one."""
         reindexing = reindexing or self.reindexing
         q = self.embedder.embed([text])
 
@@ -73,7 +73,7 @@ class TestDefense:
     def test_reorders_hits_and_keeps_their_scores(self, tmp_path, documents, mode):
         setting = Setting(tmp_path, documents, mode)
         before = setting.found()
-        after, verdict, more = setting.act(before)
+        after, verdict, more = setting.rerank(before)
         assert not more
         assert ids(after)[:69] == setting.expected(before.hits[:69])
         assert ids(after)[69:] == ids(before)[69:]
@@ -88,13 +88,13 @@ class TestDefense:
         before = setting.found()
         topic = int((setting.reindexing.centroids @ setting.embedder.embed([QUESTION])[0]).argmax())
         away = sum(int(h.document.id[1:]) % TOPICS != topic for h in before.hits[:5])
-        assert setting.act(before).verdict.score == away / 5
+        assert setting.rerank(before).verdict.score == away / 5
 
     def test_requests_more_hits_when_there_are_too_few(self, setting):
         few = setting.found(hits=68)
-        assert setting.act(few).more
-        assert not setting.act(setting.found(hits=69)).more
-        assert not setting.act(replace(few, exhausted=True)).more
+        assert setting.rerank(few).more
+        assert not setting.rerank(setting.found(hits=69)).more
+        assert not setting.rerank(replace(few, exhausted=True)).more
 
     def test_guard_fetches_enough_hits(self, setting):
         guard = Guard(setting.rag, [setting.defense])
@@ -103,59 +103,59 @@ class TestDefense:
         assert verdict.evidence["version"] == 1
 
     def test_equal_texts_keep_their_order(self, tmp_path, documents):
-        twins = [Document(f"d{i}", documents[20].text) for i in (1000, 1001, 1002)]
-        after, _, _ = (s := Setting(tmp_path, documents + twins)).act(s.found())
+        copies = [Document(f"d{i}", documents[20].text) for i in (1000, 1001, 1002)]
+        after, _, _ = (s := Setting(tmp_path, documents + copies)).rerank(s.found())
         assert [i for i in ids(after) if i in {"d20", "d1000", "d1001", "d1002"}] == ["d20", "d1000", "d1001", "d1002"]
 
     def test_new_documents_are_mapped_without_training(self, setting):
-        setting.act(setting.found())
+        setting.rerank(setting.found())
         (new,) = topical(1, seed=9, first=1000)
         setting.index.add([new], setting.embedder.embed([new.content]))
         asked = len(setting.embedder.texts)
         before = setting.found(new.text)
-        after = setting.act(before, new.text).value
+        after = setting.rerank(before, new.text).value
         assert "d1000" in ids(before)[:69]
         assert setting.embedder.texts[asked:].count(new.content) == 1 + 2  # once as a hit; twice as the question
         assert ids(after)[:69] == setting.expected(before.hits[:69], new.text)
 
-    def test_many_new_documents_cause_a_scan(self, setting):
-        setting.act(setting.found())
+    def test_many_new_documents_are_read_by_a_scan_and_not_embedded(self, setting):
+        setting.rerank(setting.found())
         new = topical(30, seed=9, first=1000)
         setting.index.add(new, setting.embedder.embed([d.content for d in new]))
         before, asked = setting.found(), len(setting.embedder.texts)
-        after = setting.act(before).value
+        after = setting.rerank(before).value
         assert setting.embedder.texts[asked:] == [QUESTION]
         assert ids(after)[:69] == setting.expected(before.hits[:69])
 
-    def test_changed_documents_are_used_in_their_new_version(self, setting):
-        setting.act(setting.found())
+    def test_changed_documents_are_ranked_by_their_new_text(self, setting):
+        setting.rerank(setting.found())
         changed = Document("d20", "t5w1 t5w2 t5w3 t2w3")
         setting.index.add([changed], setting.embedder.embed([changed.content]))
         before = setting.found()
-        assert ids(setting.act(before).value)[:69] == setting.expected(before.hits[:69])
+        assert ids(setting.rerank(before).value)[:69] == setting.expected(before.hits[:69])
 
     def test_new_version_applies_at_once_and_can_be_rolled_back(self, setting):
         before = setting.found()
-        first = ids(setting.act(before).value)
+        first = ids(setting.rerank(before).value)
         other = setting.registry.write(drawn(setting.documents, setting.embedder, seed=5))
-        second = setting.act(before)
+        second = setting.rerank(before)
         assert ids(second.value)[:69] == setting.expected(before.hits[:69], reindexing=other) != first[:69]
         assert second.verdict.evidence["version"] == 2
         assert setting.registry.rollback().version == 1
-        assert ids(setting.act(before).value) == first
+        assert ids(setting.rerank(before).value) == first
 
     def test_small_collections_are_not_reranked(self, setting):
         setting.defense.min_documents = 181
         before = setting.found()
-        assert setting.act(before) == Outcome(before)
+        assert setting.rerank(before) == Outcome(before)
         empty = replace(before, hits=())
-        assert setting.act(empty) == Outcome(empty)
+        assert setting.rerank(empty) == Outcome(empty)
 
     def test_fails_without_an_active_version(self, setting, tmp_path):
         before = setting.found()
         setting.defense.folder = tmp_path / "elsewhere"
         with pytest.raises(DataError, match="no active version for tenant 'default'.*run 'casemate reindex'"):
-            setting.act(before)
+            setting.rerank(before)
         ReindexRegistry(tmp_path / "elsewhere", "default").write(
             replace(setting.reindexing, accepted=False, why="it costs too much")
         )
@@ -167,11 +167,11 @@ class TestDefense:
             )
 
     def test_refuses_a_version_for_another_embedder(self, setting):
-        """Vectors of another embedder are meaningless in this space."""
+        """A map applies only to vectors of the embedder that it was trained on."""
         before = setting.found()
         setting.defense.embedder = BagOfWords(fingerprint="another")
         with pytest.raises(DataError, match="and the configured one is 'another'"):
-            setting.act(before)
+            setting.rerank(before)
 
     def test_refuses_a_version_of_another_mode(self, setting):
         other = Reindex("gate", setting.folder, embedder=setting.embedder, index=setting.index)
@@ -191,19 +191,19 @@ class TestDefense:
 
 
 @dataclass
-class Hides(Defense):
+class WithholdSources(Defense):
     """Withholds some sources.
 
     Attributes:
-        gone: The sources.
+        withheld: The sources.
     """
 
-    gone: tuple = ()
+    withheld: tuple = ()
     paper: ClassVar[str] = "none"
     max_hidden_sources: ClassVar[int] = 3
 
     async def on_retrieve(self, query, retrieval):
-        hits = tuple(h for h in retrieval.hits if h.document.source not in self.gone)
+        hits = tuple(h for h in retrieval.hits if h.document.source not in self.withheld)
         hidden = tuple(h.document.id for h in retrieval.hits if h not in hits)
         verdict = Verdict("hides", bool(hidden), Action.HIDE if hidden else Action.NONE, 1.0, 0.5, hidden)
         return Outcome(replace(retrieval, hits=hits), verdict)
@@ -216,19 +216,19 @@ class TestAfterADefenseThatWithholds:
         whole = Setting(tmp_path / "a", documents, candidates=20, exact=exact)
         for name in ("d20", "d146", "d8"):
             less = [d for d in documents if d.id != name]
-            world = Setting(tmp_path / "b", less, candidates=20, exact=exact)
-            world.registry.write(whole.reindexing)
+            reduced = Setting(tmp_path / "b", less, candidates=20, exact=exact)
+            reduced.registry.write(whole.reindexing)
             for i in range(0, 60, 7):
                 query = Query(documents[i].text)
-                with_it, _ = asyncio.run(Guard(whole.rag, [Hides((name,)), whole.defense]).retrieve(query))
-                without, _ = asyncio.run(Guard(world.rag, [Hides(), world.defense]).retrieve(query))
+                with_it, _ = asyncio.run(Guard(whole.rag, [WithholdSources((name,)), whole.defense]).retrieve(query))
+                without, _ = asyncio.run(Guard(reduced.rag, [WithholdSources(), reduced.defense]).retrieve(query))
                 assert ids(with_it) == ids(without)
                 assert name not in ids(with_it)
             (tmp_path / "b" / "index.db").unlink()
 
 
 class TestExact:
-    def test_finds_the_best_of_the_collection(self, tmp_path, documents):
+    def test_finds_the_best_documents_of_the_collection(self, tmp_path, documents):
         """Few candidates do not suffice under a random map; exact mode fetches more until they do."""
         setting = Setting(tmp_path, documents, candidates=2, exact=True)
         few = Setting.__new__(Setting)
@@ -241,7 +241,7 @@ class TestExact:
             missed += ids(asyncio.run(Guard(few.rag, [few.defense]).retrieve(query))[0]) != best
         assert missed > 6
 
-    def test_sees_additions_and_removals(self, tmp_path, documents):
+    def test_uses_added_and_not_removed_documents(self, tmp_path, documents):
         setting = Setting(tmp_path, documents, candidates=2, exact=True)
         guard = Guard(setting.rag, [setting.defense])
         asyncio.run(guard.retrieve(Query(QUESTION)))
@@ -252,16 +252,16 @@ class TestExact:
         assert ids(asyncio.run(guard.retrieve(Query(QUESTION)))[0]) == best
 
 
-def test_collection_is_scanned_once(setting, monkeypatch):
+def test_collection_is_scanned_only_after_many_new_documents(setting, monkeypatch):
     read = []
     scan = setting.index.scan
     monkeypatch.setattr(setting.index, "scan", lambda tenant: read.append(tenant) or scan(tenant))
     for _ in range(3):
-        setting.act(setting.found())
+        setting.rerank(setting.found())
     assert read == ["default"]
     monkeypatch.setattr(module, "MAX_NEW", 0)
     (new,) = topical(1, seed=9, first=1000)
     setting.index.add([new], setting.embedder.embed([new.content]))
     for _ in range(2):
-        setting.act(setting.found(new.text), new.text)
+        setting.rerank(setting.found(new.text), new.text)
     assert read == ["default", "default"]

@@ -1,4 +1,4 @@
-"""RobustRAG: a special case of the quorum, and decoding against the model's own laws."""
+"""RobustRAG: a special case of the quorum, and decoding against the model's token probabilities."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ def answer(texts, defense=None, question=QUESTION, generator=None):
 
 
 def texts_of(units):
-    """One sentence each, with words of its own, so that no two are copies."""
+    """Returns one sentence for each unit, with distinct words, so that no two are copies."""
     return [
         f"The bridge {' '.join(unit)} near {' '.join(f'own{i}x{j}' for j in range(12))}."
         for i, unit in enumerate(units)
@@ -47,8 +47,8 @@ def texts_of(units):
     st.lists(st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=4, unique=True), min_size=7, max_size=10),
 )
 @settings(max_examples=40, deadline=None)
-def test_is_a_quorum_where_passages_are_units(units):
-    """Seven answers and more, so that beta decides: the threshold of the quorum without jitter."""
+def test_equals_quorum_with_passages_as_units(units):
+    """With seven or more answers, beta decides, and the threshold equals that of the quorum without jitter."""
     texts = texts_of(units)
     hits = tuple(Hit(Document(f"d{i}", text), 0.8 - i / 1000) for i, text in enumerate(texts))
     found = Retrieval(hits, SimilarityStats(100, 0.0, 0.1), True, frozenset(hit.document.id for hit in hits))
@@ -57,8 +57,8 @@ def test_is_a_quorum_where_passages_are_units(units):
     assert answer(texts) == released.document.text
 
 
-def test_a_share_of_the_answers_suffices_where_many_abstain():
-    """The threshold falls with the number of answers: two of three passages abstain, and the third speaks alone."""
+def test_threshold_is_lower_if_many_passages_abstain():
+    """The threshold falls with the number of answers: two of three passages abstain, and the third suffices."""
     texts = ["The bridge is amber.", "Herons nest early.", "Barges pay a toll."]
     assert answer(texts) == "Bridge is amber."
     assert (
@@ -66,8 +66,8 @@ def test_a_share_of_the_answers_suffices_where_many_abstain():
     )
 
 
-def test_copies_count_as_often_as_they_are_retrieved():
-    """The quorum's units do not."""
+def test_each_retrieved_copy_counts_as_one_passage():
+    """The quorum counts copies as one unit."""
     texts = texts_of([["amber"]] * 2)
     poison = ["The bridge zebra."] * 3
     assert "zebra" in answer([*texts, *poison, *texts_of([["cedar"]] * 5)]).lower()
@@ -75,7 +75,7 @@ def test_copies_count_as_often_as_they_are_retrieved():
 
 @dataclass
 class Writer(Generator):
-    """Repeats a passage's first sentence; from keywords, writes them."""
+    """Repeats the first sentence of a passage, or the keywords."""
 
     prompts: list = field(default_factory=list)
 
@@ -84,7 +84,7 @@ class Writer(Generator):
         yield prompt.context[0].text.split(". ")[0]
 
 
-def test_a_writer_answers_alone_and_then_from_keywords():
+def test_writer_answers_from_single_passages_and_then_from_keywords():
     writer, store = Writer(), Memory()
     texts = [f"It was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid", "Dee")]
     said = answer(texts, RobustRAG(writer=writer, store=store), "When did the bridge open?")
@@ -99,8 +99,8 @@ def test_without_a_released_keyword_the_answer_is_unknown():
 
 
 @dataclass
-class Hanging(Writer):
-    """Does not finish an answer from a text that contains this word."""
+class BlockingWriter(Writer):
+    """Exceeds the time limit for a text that contains a word."""
 
     on: str = "Ann"
 
@@ -110,21 +110,21 @@ class Hanging(Writer):
         await asyncio.sleep(60 if self.on in prompt.context[0].text else 0)
 
 
-def test_a_passage_on_which_the_writer_hangs_abstains():
+def test_passage_abstains_if_the_writer_exceeds_its_time_limit():
     texts = [f"It was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid", "Dee", "Eve")]
-    defense = RobustRAG(writer=Hanging(), writer_s=0.3)
+    defense = RobustRAG(writer=BlockingWriter(), writer_s=0.3)
     assert answer(texts, defense, "When did the bridge open?") == "1932; guide; say"
 
 
-def test_a_writer_that_hangs_on_the_keywords_fails():
+def test_writer_that_exceeds_its_time_limit_on_the_keywords_fails():
     texts = [f"It was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid", "Dee")]
-    defense = RobustRAG(writer=Hanging(on="1932;"), writer_s=0.3)
+    defense = RobustRAG(writer=BlockingWriter(on="1932;"), writer_s=0.3)
     with pytest.raises(BackendError, match="writer_s"):
         answer(texts, defense, "When did the bridge open?")
 
 
 @given(st.integers(0, 40), st.floats(0.01, 1), st.integers(1, 10))
-def test_the_threshold_is_the_smallest_number_that_reaches_the_limit(n, share, most):
+def test_threshold_is_the_smallest_number_that_reaches_the_limit(n, share, most):
     found = RobustRAG(share=share, most=most).threshold(n)
     limit = min(share * n, most)
     assert found == next(c for c in range(1, 60) if c >= limit - 1e-9)
@@ -133,7 +133,7 @@ def test_the_threshold_is_the_smallest_number_that_reaches_the_limit(n, share, m
 # Decoding
 
 
-def test_decoding_follows_the_sum_of_the_passages():
+def test_decoding_uses_the_sum_of_the_probabilities_of_the_passages():
     model = Toy(3, end=" ")
     prompt = Prompt("a", tuple(Document(x, t) for x, t in (("a", "abca"), ("b", "cbb"), ("c", "bac"))), "", "r")
     for margin in (0.0, 0.4, 5.0):
@@ -142,7 +142,7 @@ def test_decoding_follows_the_sum_of_the_passages():
         )
         prompts = [model.encode(Prompt("a", (d,), "")) for d in prompt.context]
         bare, written = model.encode(Prompt("a", (), "")), []
-        for _ in range(8):  # naive
+        for _ in range(8):  # reference implementation
             sums = sum(softmax(model.logits(tuple(p), written)) for p in prompts)
             order = np.argsort(sums)
             leads = sums[order[-1]] - sums[order[-2]] > margin
@@ -153,7 +153,7 @@ def test_decoding_follows_the_sum_of_the_passages():
         assert said == model.text(written).lstrip()
 
 
-def test_fewer_passages_than_the_margin_cannot_decide_alone():
+def test_fewer_passages_than_the_margin_cannot_change_the_token():
     """kappa passages change the sum by at most kappa: with a lead above eta + 2 kappa, the token stays."""
     clean = softmax(np.array([[6.0, 0.0, 0.0]] * 4))
     poison = np.array([[0.0, 0.0, 1.0]])
@@ -161,7 +161,7 @@ def test_fewer_passages_than_the_margin_cannot_decide_alone():
     assert aggregated_token(np.concatenate([clean, *[poison] * 4]), 1, 1.0) == 1
 
 
-def test_passages_that_surely_decline_do_not_take_part():
+def test_passages_with_a_probable_refusal_are_excluded():
     @dataclass
     class Declines(Toy):
         letters: str = "abc I don't know."
@@ -202,11 +202,11 @@ def test_satisfies_the_defense_contract():
         ({"writer_s": 0.0}, "writer_s=0"),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         RobustRAG(**options)
 
 
-def test_decoding_needs_token_probabilities():
+def test_decoding_requires_token_probabilities():
     with pytest.raises(CapabilityError, match="Parrot provides none"):
         RobustRAG("decoding").on_generate(Parrot())

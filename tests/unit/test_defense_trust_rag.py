@@ -53,21 +53,21 @@ def run(defense, texts):
 
 @given(st.integers(2, 7), st.integers(0, 10_000))
 @settings(max_examples=40, deadline=None)
-def test_two_clusters_are_the_best_partition(n, seed):
-    """Against all partitions: ten starts find the optimum, or come within 2 % of it."""
+def test_two_clusters_are_within_two_percent_of_the_best_partition(n, seed):
+    """The optimum comes from a search of all partitions."""
     vectors = unit(*np.random.default_rng(seed).standard_normal((n, 5)))
     rows = standardized(vectors)
 
-    def worth(labels):
+    def objective(labels):
         return sum(np.linalg.norm(rows[labels == c].sum(axis=0)) for c in (0, 1))
 
     every = (np.array((0, *rest)) for rest in itertools.product((0, 1), repeat=n - 1))
-    best = max(worth(labels) for labels in every if labels.any())
-    assert worth(two_clusters(vectors)) >= 0.98 * best
+    best = max(objective(labels) for labels in every if labels.any())
+    assert objective(two_clusters(vectors)) >= 0.98 * best
 
 
 @pytest.mark.slow
-def test_two_clusters_agree_with_scikit_learn():
+def test_two_clusters_equal_those_of_scikit_learn():
     cluster = pytest.importorskip("sklearn.cluster")
     preprocessing = pytest.importorskip("sklearn.preprocessing")
     rng = np.random.default_rng(7)
@@ -75,12 +75,12 @@ def test_two_clusters_agree_with_scikit_learn():
     vectors = unit(*(centers[i % 2] + 0.2 * rng.standard_normal(8) for i in range(10)))
     rows = preprocessing.normalize(preprocessing.StandardScaler().fit_transform(vectors.astype(np.float64)))
     assert standardized(vectors) == pytest.approx(rows, abs=1e-5)
-    theirs = cluster.KMeans(2, n_init=10, random_state=0).fit(rows).labels_
-    ours = two_clusters(vectors)
-    assert np.array_equal(ours == ours[0], theirs == theirs[0])
+    sklearn_labels = cluster.KMeans(2, n_init=10, random_state=0).fit(rows).labels_
+    casemate_labels = two_clusters(vectors)
+    assert np.array_equal(casemate_labels == casemate_labels[0], sklearn_labels == sklearn_labels[0])
 
 
-def test_equal_vectors_are_no_error():
+def test_equal_vectors_cause_no_error():
     assert set(two_clusters(unit([1, 0, 0], [1, 0, 0], [1, 0, 0])).tolist()) <= {0, 1}
 
 
@@ -92,7 +92,7 @@ def test_mean_cosine_is_the_mean_over_pairs(n, seed):
     assert mean_cosine(vectors) == pytest.approx(naive, abs=1e-5)
 
 
-# Stage 1, worked by hand
+# Stage 1, worked examples
 
 
 NEAR = [[1, 0, 0.01], [1, 0.02, 0], [1, 0.01, 0.02]]
@@ -103,7 +103,7 @@ def removed(texts, vectors, labels):
     return TrustRAG().removed(texts, unit(*vectors), np.array(labels))
 
 
-def test_passages_without_overlap_are_not_even_embedded():
+def test_passages_without_overlap_are_not_embedded():
     embedder = BagOfWords()
     assert run(TrustRAG(embedder=embedder), DISTINCT) == [0, 1, 2, 3] and not embedder.texts
 
@@ -114,7 +114,7 @@ def test_a_dense_cluster_is_removed():
     assert run(TrustRAG(embedder=BagOfWords(), cosine=0.7), texts) == [3, 4, 5, 6]
 
 
-def test_two_dense_clusters_leave_nothing():
+def test_two_dense_clusters_are_both_removed():
     texts = (*POISON, DISTINCT[0], f"{DISTINCT[0]} Yes.")
     assert removed(texts, [*NEAR, [0, 1, 0.01], [0, 1, 0.02]], [1, 1, 1, 0, 0]) == {0, 1, 2, 3, 4}
 
@@ -122,7 +122,7 @@ def test_two_dense_clusters_leave_nothing():
 def test_without_a_dense_cluster_overlapping_passages_are_removed():
     texts = (POISON[0], POISON[1], *DISTINCT[:2])
     assert removed(texts, FAR, [0, 0, 1, 1]) == {0, 1}
-    assert removed(texts, FAR, [0, 1, 0, 1]) == set()  # they are compared within a cluster only
+    assert removed(texts, FAR, [0, 1, 0, 1]) == set()  # only passages of one cluster are compared
 
 
 def test_a_single_passage_is_removed_unless_the_others_are_dense():
@@ -132,8 +132,8 @@ def test_a_single_passage_is_removed_unless_the_others_are_dense():
     assert removed(texts, FAR, [0, 0, 0, 1]) == {3}
 
 
-def test_groups_of_overlapping_passages():
-    """By hand: 0 pairs with 2; 1 and 3 pair with none; 4 resembles the first of the first pair."""
+def test_overlapping_passages_of_a_worked_example():
+    """0 pairs with 2; 1 and 3 pair with none; 4 overlaps with the first passage of the first pair."""
     texts = ("a b c d e f", "u v w x y z", "a b c d e g", "k l m n o p", "a b c d q r")
     defense = TrustRAG(overlap=0.5)
     assert defense._overlapping(texts, range(5)) == {0, 2, 4}
@@ -145,7 +145,7 @@ def test_groups_of_overlapping_passages():
 
 @dataclass
 class Writer(Generator):
-    """Answers by the instructions."""
+    """Returns the reply for the instructions of the prompt."""
 
     replies: dict
     prompts: list = field(default_factory=list)
@@ -155,7 +155,7 @@ class Writer(Generator):
         yield self.replies[prompt.instructions]
 
 
-def test_stage_two_consolidates_with_own_knowledge():
+def test_stage_two_consolidates_passages_with_the_answer_of_the_model():
     writer, reader = Writer({KNOW: "Bo Lund built it.", CONSOLIDATE: "Two sources name Bo Lund."}), Parrot()
     prompt = Prompt("Who built the bridge?", (Document("a", POISON[0]),), "Answer.")
     defense = TrustRAG(writer=writer, embedder=BagOfWords())
@@ -173,13 +173,13 @@ def test_satisfies_the_defense_contract():
     check_defense(TrustRAG(embedder=BagOfWords()))
 
 
-def test_bad_options_and_a_missing_embedder_are_refused():
+def test_invalid_options_and_a_missing_embedder_are_refused():
     with pytest.raises(ConfigError, match="overlap=2"):
         TrustRAG(overlap=2)
     with pytest.raises(CapabilityError, match="needs an embedder"):
         TrustRAG().on_generate(Parrot())
 
 
-def test_few_passages_are_no_error():
+def test_few_passages_cause_no_error():
     defense = TrustRAG(embedder=BagOfWords())
     assert run(defense, []) == [] and run(defense, DISTINCT[:1]) == [0]

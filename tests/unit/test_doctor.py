@@ -55,7 +55,7 @@ def details(folder):
     return {f.name: (f.ok, f.detail) for f in examine(folder / "casemate.yaml")}
 
 
-def test_a_sound_installation_has_no_failure(folder):
+def test_valid_installation_has_no_failure(folder):
     index(folder, folder / "corpus.jsonl")
     found = details(folder)
     assert not [name for name, (ok, _) in found.items() if ok is False]
@@ -101,7 +101,7 @@ def test_the_texts_and_vectors_are_not_read_to_count_labels_and_metadata(folder,
     assert all(any(part in detail for detail in found) for part in counted)
 
 
-def test_few_documents_are_a_note(folder):
+def test_few_documents_cause_a_note(folder):
     write(folder / "corpus.jsonl", documents(FEW - 1))
     index(folder, folder / "corpus.jsonl")
     ok, detail = details(folder)["documents"]
@@ -139,7 +139,7 @@ def test_many_flagged_questions_are_a_note(folder):
 
 
 @pytest.mark.parametrize(("recall", "close"), [(0.9, 0.0), (0.03, 0.0), (0.9, 0.2)])
-def test_what_indexing_says_of_the_calibration_is_repeated(recall, close, folder):
+def test_calibration_warnings_of_indexing_are_repeated(recall, close, folder):
     index(folder, folder / "corpus.jsonl")
     (folder / "casemate.yaml").write_text("rag: {corpus: corpus.jsonl, embedder: bag}\nguard: {defenses: [mirabel]}\n")
     by_attack = {"mba": {"0.01": {"question": [recall, 0.0, 1.0]}}}
@@ -153,7 +153,7 @@ def test_what_indexing_says_of_the_calibration_is_repeated(recall, close, folder
     assert found.get("calibration") == said and bool(expected) == (recall < 0.5 or close > 0.1)
 
 
-def test_few_long_files_give_no_calibration_and_a_remedy_until_they_are_split(folder, monkeypatch):
+def test_few_long_files_give_no_calibration_and_advice_until_they_are_split(folder, monkeypatch):
     records, corpus = documents(40), folder / "corpus"
     corpus.mkdir()
     for part in range(4):
@@ -176,7 +176,7 @@ def test_few_long_files_give_no_calibration_and_a_remedy_until_they_are_split(fo
     assert details(folder)["guard"][0] is True
 
 
-def test_failures_are_a_note_and_no_share_counts_them(folder):
+def test_failures_are_a_note_and_are_excluded_from_the_shares(folder):
     with open_app(folder / "casemate.yaml") as app:
         for number, evidence in enumerate([{}, {}, {"error": "DataError", "message": "stale"}, {"undecided": "few"}]):
             body = {"defense": "mirabel", "flagged": number == 0, "client": "ann", "evidence": evidence}
@@ -191,7 +191,7 @@ def test_failures_are_a_note_and_no_share_counts_them(folder):
 
 
 @pytest.mark.parametrize("grades", [("full",), ("full", "extracts", "quorum")])
-def test_clients_that_crawl_limit_limited_are_counted(grades, folder):
+def test_clients_limited_by_crawl_limit_are_counted(grades, folder):
     index(folder, folder / "corpus.jsonl")
     with (folder / "casemate.yaml").open("w") as file:
         file.write("rag: {corpus: corpus.jsonl, embedder: bag}\nguard: {defenses: [crawl_limit]}\n")
@@ -262,8 +262,8 @@ def test_differences_between_corpus_and_index_are_listed(folder):
 
 
 @pytest.mark.parametrize("name", ["scan.pdf", "bad.jsonl"])
-def test_files_that_cannot_be_read_are_to_be_repaired_not_indexed(name, folder):
-    """Indexing skips them again."""
+def test_advice_for_unreadable_files_is_repair_instead_of_indexing(name, folder):
+    """Indexing would skip the unreadable files again."""
     (folder / "corpus").mkdir()
     (folder / "corpus/fee.md").write_text("The fee is 90 crowns.")
     (folder / "corpus" / name).write_bytes(b"no pdf and no json")
@@ -274,7 +274,7 @@ def test_files_that_cannot_be_read_are_to_be_repaired_not_indexed(name, folder):
     assert details(folder)["corpus"] == (None, f"1 sources up to date; 1 cannot be read: {where}; {advice}")
 
 
-def test_quarantined_sources_are_counted_apart(folder, monkeypatch):
+def test_quarantined_sources_are_counted_separately(folder, monkeypatch):
     index(folder, folder / "corpus.jsonl")
     write(folder / "corpus.jsonl", documents(42))
     monkeypatch.chdir(folder)
@@ -305,7 +305,7 @@ def test_sources_that_a_program_added_are_a_note_but_honeytokens_are_not(folder)
     assert "3 sources in the index, not from rag.corpus but added by a program: note-0, note-1, ...;" in detail
 
 
-def test_the_folder_of_a_mapping_holds_its_index(folder, monkeypatch):
+def test_configuration_from_a_mapping_stores_its_index_in_the_given_folder(folder, monkeypatch):
     monkeypatch.chdir(folder)
     with open_app({"rag": {"embedder": "bag"}, "guard": {"mode": "off"}}, folder=folder / "other") as app:
         asyncio.run(app.guard.add(documents(2)))
@@ -334,20 +334,20 @@ def test_a_flipped_bit_in_a_stored_text_is_found(folder):
     assert ok is False and "text or metadata of document" in detail
 
 
-def test_a_wrong_configuration_ends_the_examination(folder):
+def test_invalid_configuration_ends_the_examination(folder):
     (folder / "casemate.yaml").write_text("gaurd: {}")
     (finding,) = examine(folder / "casemate.yaml")
     assert (finding.name, finding.ok) == ("wiring", False)
     assert "did you mean 'guard'?" in finding.detail
 
 
-def test_a_test_notification_shows_a_dead_channel_and_doctor_repeats_it(folder, monkeypatch):
+def test_failed_channels_of_a_test_notification_are_reported_by_doctor(folder, monkeypatch):
     monkeypatch.chdir(folder)
     with pytest.raises(ConfigError, match=r"set monitor\.channels"):
         CliRunner().invoke(cli, ["canary", "alerts", "--test"], catch_exceptions=False)
     monkeypatch.setenv("KEY", "abc")
-    with Listener() as alive, Listener([500]) as failing:
-        places = {"alive": alive.url, "refused": "http://127.0.0.1:9", "failing": failing.url}
+    with Listener() as working, Listener([500]) as failing:
+        places = {"alive": working.url, "refused": "http://127.0.0.1:9", "failing": failing.url}
         for name, url in places.items():
             monkeypatch.setenv(name.upper(), f"{url}/SECRET")
         hooks = ", ".join(f"{{use: webhook, name: {n}, url: '${{{n.upper()}}}', secret: '${{KEY}}'}}" for n in places)
@@ -355,7 +355,7 @@ def test_a_test_notification_shows_a_dead_channel_and_doctor_repeats_it(folder, 
             file.write(f"monitor: {{channels: [{hooks}]}}\n")
         assert [f.ok for f in examine(folder / "casemate.yaml") if f.name == "channel"] == [None] * 3
         done = CliRunner().invoke(cli, ["canary", "alerts", "--test"], catch_exceptions=False)
-        (sent,) = alive.bodies
+        (sent,) = working.bodies
     assert done.exit_code == 1 and "SECRET" not in done.output
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert lines["alive"] == "delivered" and "retried" not in done.stdout

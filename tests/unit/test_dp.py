@@ -59,7 +59,7 @@ def test_infinite_epsilon_gives_the_mean_of_all_contexts(logits, public):
     st.floats(0.05, 3),
 )
 def test_replacing_a_context_changes_log_probabilities_by_at_most_epsilon(logits, other, public, epsilon, temperature):
-    """Every token of the vocabulary, analytically."""
+    """Checks the exact log probability of each token."""
     neighbor = logits.copy()
     neighbor[2] = other
     p, q = (next_token_distribution(token_scores(x), public, epsilon, temperature) for x in (logits, neighbor))
@@ -85,9 +85,9 @@ def test_answers_of_several_tokens_compose_to_the_sum_of_epsilons():
     epsilon, rng = 0.8, np.random.default_rng(3)
     tables = {
         name: {
-            said: 4 * rng.standard_normal(VOCABULARY)
+            prefix: 4 * rng.standard_normal(VOCABULARY)
             for n in range(3)
-            for said in itertools.product(range(VOCABULARY), repeat=n)
+            for prefix in itertools.product(range(VOCABULARY), repeat=n)
         }
         for name in ("a", "b", "c", "other", "public")
     }
@@ -100,9 +100,9 @@ def test_answers_of_several_tokens_compose_to_the_sum_of_epsilons():
         return total
 
     every = list(itertools.product(range(VOCABULARY), repeat=3))
-    here, there = ([probability(names, a) for a in every] for names in (("a", "b", "c"), ("a", "other", "c")))
-    assert sum(here) == pytest.approx(1)
-    losses = np.abs(np.log(np.array(here) / np.array(there)))
+    original, replaced = ([probability(names, a) for a in every] for names in (("a", "b", "c"), ("a", "other", "c")))
+    assert sum(original) == pytest.approx(1)
+    losses = np.abs(np.log(np.array(original) / np.array(replaced)))
     assert 0.05 < losses.max() <= 3 * epsilon
 
 
@@ -118,8 +118,8 @@ def test_adding_a_document_changes_threshold_density_by_at_most_epsilon(similari
 
     cuts = sorted({-1.0, 1.0, more, *similarities})
     points = [(a + b) / 2 for a, b in itertools.pairwise(cuts) if b - a > 1e-6]
-    here, there = density(similarities, points), density([*similarities, more], points)
-    assert np.abs(np.log(here / there)).max() <= epsilon * (1 + 1e-6)
+    original, replaced = density(similarities, points), density([*similarities, more], points)
+    assert np.abs(np.log(original / replaced)).max() <= epsilon * (1 + 1e-6)
 
 
 def test_large_epsilon_threshold_selects_the_wanted_number():
@@ -131,6 +131,6 @@ def test_large_epsilon_threshold_selects_the_wanted_number():
     assert min(low) < -0.5 and max(low) > 0.9
 
 
-def test_equal_similarities_still_give_a_threshold():
+def test_equal_similarities_give_a_threshold():
     edges, shares = threshold_distribution(np.full(5, 1.0), 2, 1.0)
     assert -1 <= sample_threshold(edges, shares, np.random.default_rng(0)) <= 1

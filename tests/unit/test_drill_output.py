@@ -1,4 +1,4 @@
-"""The table of a poisoning drill says why its exit code is 1."""
+"""The table of a poisoning drill shows the reason for exit code 1."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Switching enforcement: the preview of recorded traffic, the switch, and how gateways follow it."""
+"""Switching enforcement: preview of recorded traffic, the switch, and its effect on all gateways."""
 
 import asyncio
 import importlib
@@ -70,7 +70,7 @@ class TestPreview:
         assert (crawl.questions, crawl.affected, crawl.sessions) == (2, 1, 1)
         assert [(e.request, e.hidden) for e in mirabel.examples] == [("r2", ("d3", "d4")), ("r4", ("d9",))]
 
-    def test_decisions_that_only_repeat_an_earlier_one_are_counted_apart(self):
+    def test_decisions_that_only_repeat_an_earlier_one_are_counted_separately(self):
         before = {"hidden": ("d3",), "evidence": {"why": ["before"]}}
         found = preview(
             verdict(1, hidden=("d3",), evidence={"why": ["closeness"]}),
@@ -86,11 +86,11 @@ class TestPreview:
             "crawl_limit": (1, 0),
         }
 
-    def test_canaries_and_enforced_verdicts_are_left_out(self):
+    def test_canary_verdicts_and_enforced_verdicts_are_excluded(self):
         found = preview(verdict(1, client="canary-beds-1", hidden=("d1",)), verdict(2, enforced=True, hidden=("d1",)))
         assert found.questions == 0
 
-    def test_failures_and_missing_decisions_are_counted_apart(self):
+    def test_failures_and_missing_decisions_are_counted_separately(self):
         failed = verdict(1, action="withhold", evidence={"error": "DataError"})
         found = preview(failed, verdict(2, evidence={"undecided": "3 documents"}))
         mirabel = found.defenses["mirabel"]
@@ -102,7 +102,7 @@ class TestPreview:
         assert (found.defenses["mirabel"].affected, found.defenses["crawl_limit"].affected) == (0, 1)
         assert found.defenses["crawl_limit"].examples[0].hidden == ()
 
-    def test_sources_that_screening_suspects_are_listed(self):
+    def test_sources_flagged_by_screening_are_listed(self):
         events = [Event(f"s{i}", NOW, SCREENING_KIND, {"source": name}) for i, name in enumerate("bab")]
         assert preview(*events).sources == ("a", "b")
 
@@ -110,7 +110,7 @@ class TestPreview:
         ("questions", "said"),
         [(7, "probably an attack, or too few questions to judge (7 of 99)"), (200, "certainly more than 2 % of the")],
     )
-    def test_few_questions_are_too_few_to_judge(self, questions, said):
+    def test_objection_names_few_questions_or_a_large_share(self, questions, said):
         found = enforcement.EnforcementPreview(datetime.now(UTC), questions, 2, questions // 2, 0, 1, {}, ())
         assert enforce_command._objection(found).startswith(said)
 
@@ -127,7 +127,7 @@ class TestPreview:
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def working_folder(tmp_path, monkeypatch):
     """A folder with a configuration in observe mode."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "casemate.yaml").write_text("guard:\n  mode: observe # mine\nmonitor: {gate: observe}\n")
@@ -156,22 +156,22 @@ def run(*words, code=0, **options):
 
 
 class TestCommand:
-    def test_it_shows_the_traffic_and_switches(self, place):
+    def test_command_shows_the_traffic_and_switches_the_mode(self, working_folder):
         record(*map(verdict, range(3, 100)), verdict(1), verdict(2, hidden=("d3#1",), client="ben", minute=2))
         shown = run("--yes").stdout
         assert "99 questions in 2 sessions" in shown and "1 of 99" in shown
         assert "guard.mode is enforce" in shown and "monitor.gate is true" in shown
         assert "request r2, client ben" in shown and "chunks d3#1" in shown and "earlier decision" not in shown
-        written = configuration.read(place / "casemate.yaml")
+        written = configuration.read(working_folder / "casemate.yaml")
         assert (written.guard.mode, written.monitor.gate) == ("enforce", True)
-        assert "# mine" in (place / "casemate.yaml").read_text()
+        assert "# mine" in (working_folder / "casemate.yaml").read_text()
         assert settings() == ["enforce"]
         assert "already" in run("--yes").stderr and settings() == ["enforce"]
 
     @pytest.mark.parametrize(
         ("questions", "said"), [(9, "too few questions to judge (9 of 99)"), (99, "casemate calibrate --recorded")]
     )
-    def test_a_large_share_leads_to_calibration(self, place, questions, said):
+    def test_large_share_leads_to_advice_to_calibrate(self, working_folder, questions, said):
         record(*(verdict(i, hidden=("d1",)) for i in range(questions)))
         assert said in run("--dry-run").stderr
         refused = CliRunner().invoke(cli, ["enforce", "--yes"])
@@ -179,16 +179,16 @@ class TestCommand:
         assert settings() == []
         assert "is enforce" in run("--yes", "--force").stdout
 
-    def test_without_recorded_traffic_yes_alone_is_refused(self, place):
+    def test_without_recorded_traffic_yes_alone_is_refused(self, working_folder):
         record(verdict(1, client="canary-beds-1"))
-        before = (place / "casemate.yaml").read_text()
+        before = (working_folder / "casemate.yaml").read_text()
         refused = CliRunner().invoke(cli, ["enforce", "--yes"])
         assert isinstance(refused.exception, ConfigError)
         assert "no question was recorded" in str(refused.exception) and "add --force" in str(refused.exception)
-        assert (place / "casemate.yaml").read_text() == before and settings() == []
+        assert (working_folder / "casemate.yaml").read_text() == before and settings() == []
         assert "is enforce" in run("--yes", "--force").stdout
 
-    def test_few_recorded_questions_are_refused_with_the_number_that_is_needed(self, place):
+    def test_too_few_recorded_questions_are_refused_with_the_required_number(self, working_folder):
         record(*map(verdict, range(98)))
         refused = CliRunner().invoke(cli, ["enforce", "--yes"])
         assert isinstance(refused.exception, ConfigError) and settings() == []
@@ -196,102 +196,102 @@ class TestCommand:
         assert "at least 99 are needed" in run("--dry-run").stderr
         assert "is enforce" in run("--yes", "--force").stdout
 
-    def test_it_switches_back(self, place):
+    def test_command_switches_back_to_observe_mode(self, working_folder):
         run("--yes", "--force")
         assert "monitor.gate stays true" in run("--off", "--yes").stdout
-        written = configuration.read(place / "casemate.yaml")
+        written = configuration.read(working_folder / "casemate.yaml")
         assert (written.guard.mode, written.monitor.gate) == ("observe", True)
         assert settings() == ["enforce", "observe"]
 
-    def test_a_dry_run_changes_nothing(self, place):
-        before = (place / "casemate.yaml").read_text()
+    def test_a_dry_run_changes_nothing(self, working_folder):
+        before = (working_folder / "casemate.yaml").read_text()
         assert "no question was recorded in observe mode" in run("--dry-run").stdout
-        assert (place / "casemate.yaml").read_text() == before and settings() == []
+        assert (working_folder / "casemate.yaml").read_text() == before and settings() == []
 
-    def test_without_a_terminal_it_needs_yes(self, place):
-        before = (place / "casemate.yaml").read_text()
+    def test_without_a_terminal_the_option_yes_is_required(self, working_folder):
+        before = (working_folder / "casemate.yaml").read_text()
         refused = r"no question was .*\. To switch to enforce all the same, add --yes and --force$"
         with pytest.raises(ConfigError, match=refused):
             run()
         record(*map(verdict, range(99)))
         with pytest.raises(ConfigError, match="add --yes to switch to enforce$"):
             run()
-        assert (place / "casemate.yaml").read_text() == before and settings() == []
+        assert (working_folder / "casemate.yaml").read_text() == before and settings() == []
 
     @pytest.mark.parametrize(("keys", "mode"), [("y\n", "enforce"), ("n\n", "observe"), ("\n", "observe")])
-    def test_on_a_terminal_it_asks(self, place, monkeypatch, keys, mode):
+    def test_on_a_terminal_the_command_asks_for_confirmation(self, working_folder, monkeypatch, keys, mode):
         monkeypatch.setattr(enforce_command, "is_terminal", lambda: True)
         run(input=keys)
-        assert configuration.read(place / "casemate.yaml").guard.mode == mode
+        assert configuration.read(working_folder / "casemate.yaml").guard.mode == mode
 
-    def test_a_gate_that_is_off_stays_off(self, place):
-        (place / "casemate.yaml").write_text("guard: {mode: observe}\n")
+    def test_disabled_gate_stays_disabled(self, working_folder):
+        (working_folder / "casemate.yaml").write_text("guard: {mode: observe}\n")
         assert "monitor.gate" not in run("--yes", "--force").stdout + run("--off", "--yes").stdout
-        assert configuration.read(place / "casemate.yaml").monitor.gate is False
+        assert configuration.read(working_folder / "casemate.yaml").monitor.gate is False
 
-    def test_json_is_one_object(self, place):
+    def test_json_is_one_object(self, working_folder):
         record(verdict(2, hidden=("d3",)))
         found = json.loads(run("--yes", "--json", "--force").stdout)
         assert (found["mode"], found["file"], found["preview"]["affected"]) == ("enforce", "ok", 1)
         assert json.loads(run("--dry-run", "--json").stdout)["mode"] == "enforce"
 
-    def test_a_file_that_cannot_be_edited_is_reported(self, place, monkeypatch):
+    def test_a_file_that_cannot_be_edited_is_reported(self, working_folder, monkeypatch):
         monkeypatch.setattr(enforcement, "set_values", lambda path, values: "casemate.yaml cannot be written")
         assert "cannot be written; write 'mode: enforce'" in run("--yes", "--force", code=1).stderr
 
     @pytest.mark.parametrize("words", [["--yes"], ["--off", "--yes"], ["--dry-run"]])
-    def test_a_guard_that_is_off_is_not_switched(self, place, words):
-        (place / "casemate.yaml").write_text("guard: {mode: off}\n")
+    def test_a_guard_that_is_off_is_not_switched(self, working_folder, words):
+        (working_folder / "casemate.yaml").write_text("guard: {mode: off}\n")
         with pytest.raises(DataError, match="the guard is off"):
             run(*words)
-        assert configuration.read(place / "casemate.yaml").guard.mode == "off" and settings() == []
+        assert configuration.read(working_folder / "casemate.yaml").guard.mode == "off" and settings() == []
 
-    def test_it_needs_a_configuration_file(self, place):
-        (place / "casemate.yaml").unlink()
+    def test_configuration_file_is_required(self, working_folder):
+        (working_folder / "casemate.yaml").unlink()
         with pytest.raises(ConfigError, match="casemate init"):
             run("--yes")
 
-    def test_names_of_defenses_are_whole_at_80_columns(self, place, monkeypatch):
+    def test_names_of_defenses_are_complete_at_80_columns(self, working_folder, monkeypatch):
         monkeypatch.setattr(enforce_command, "out", Console(width=80, highlight=False))
         record(verdict(1, hidden=("d3",)), verdict(1, defense="crawl_limit"), verdict(1, defense="similarity_floor"))
         table = run("--dry-run").stdout
         assert "…" not in table and all(f" {name} " in table for name in ("crawl_limit", "similarity_floor"))
 
     @pytest.mark.parametrize("words", [[], ["--yes"]])
-    def test_a_refusal_gives_its_reason_once(self, place, words):
+    def test_refusal_gives_its_reason_once(self, working_folder, words):
         record(*map(verdict, range(11)))
         with pytest.raises(ConfigError, match="11 questions were recorded"):
             run(*words)
         assert "11 questions were" in run("--dry-run").stderr
         assert "11 questions were" in run("--yes", "--force").stderr
 
-    def test_the_reason_of_a_refusal_is_not_in_a_note_too(self, place):
+    def test_reason_of_a_refusal_is_not_repeated_in_a_note(self, working_folder):
         record(*map(verdict, range(11)))
         done = CliRunner().invoke(cli, ["enforce", "--yes"])
         assert isinstance(done.exception, ConfigError) and "note:" not in done.stderr
 
-    def test_it_says_how_many_decisions_are_repeated(self, place):
+    def test_number_of_repeated_decisions_is_shown(self, working_folder):
         before = {"hidden": ("d3",), "evidence": {"why": ["before"]}}
         record(verdict(1, hidden=("d3",)), *(verdict(number, **before) for number in (2, 3)))
         shown = run("--dry-run").stdout
         assert "; 2 of them only repeat an earlier decision about the same client and documents" in shown
         assert json.loads(run("--dry-run", "--json").stdout)["preview"]["repeated"] == 2
 
-    def test_hostile_client_names_are_escaped(self, place):
+    def test_hostile_client_names_are_escaped(self, working_folder):
         record(verdict(2, hidden=("[red]\x1b[2J",), client="[bold]\x1b[2J"))
         shown = run("--dry-run").stdout
         assert "\x1b[2J" not in shown and "[bold]" in shown and "[red]" in shown
 
 
 class TestSwitch:
-    def test_a_store_that_does_not_write_changes_nothing(self, place):
-        store, before = Memory(), (place / "casemate.yaml").read_text()
+    def test_mode_is_unchanged_if_the_store_cannot_be_written(self, working_folder):
+        store, before = Memory(), (working_folder / "casemate.yaml").read_text()
         store.flush = lambda timeout_s=10.0: False
         with pytest.raises(BackendError):
-            enforcement.switch(store, place / "casemate.yaml", "enforce", "me")
-        assert (place / "casemate.yaml").read_text() == before
+            enforcement.switch(store, working_folder / "casemate.yaml", "enforce", "me")
+        assert (working_folder / "casemate.yaml").read_text() == before
 
-    def test_other_gateways_follow(self, tmp_path, monkeypatch):
+    def test_other_gateways_apply_the_switch(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         app = make_app(tmp_path, defenses=[])
         app.guard.enforce = False
@@ -308,7 +308,7 @@ class TestSwitch:
 
     def test_a_file_that_was_edited_later_keeps_its_mode(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        file = tmp_path / "other.yaml"  # as named by --config
+        file = tmp_path / "other.yaml"  # the file of the option --config
         file.write_text("{}")
         app = replace(make_app(tmp_path, defenses=[]), config=configuration.read(file))
         enforcement.switch(app.store, tmp_path / "none.yaml", "observe", "me")

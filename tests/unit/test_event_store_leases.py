@@ -35,13 +35,13 @@ def test_one_holder_at_a_time_may_renew(stores):
     assert not other.lease("watch", "b", 60)
 
 
-def test_leases_of_other_names_are_free(stores):
+def test_leases_with_other_names_are_independent(stores):
     one, other = stores
     assert one.lease("watch", "a", 60)
     assert other.lease("else", "b", 60)
 
 
-def test_an_expired_lease_goes_to_another_holder(stores):
+def test_expired_lease_is_granted_to_another_holder(stores):
     one, other = stores
     assert one.lease("watch", "a", 0.3)
     assert not other.lease("watch", "b", 60)
@@ -77,15 +77,15 @@ def test_only_the_holder_can_release(stores):
     one.release("nothing", "a")
 
 
-def test_of_concurrent_requests_exactly_one_succeeds(url):
-    held, barrier = [], threading.Barrier(8)
+def test_exactly_one_of_concurrent_requests_succeeds(url):
+    granted, barrier = [], threading.Barrier(8)
 
     def work(name: str) -> None:
         store = SqlEventStore(url)
         barrier.wait()
         for number in range(5):
             if store.lease(f"watch-{number}", name, 60):
-                held.append(number)
+                granted.append(number)
         store.close()
 
     threads = [threading.Thread(target=work, args=[f"h{i}"]) for i in range(8)]
@@ -93,12 +93,12 @@ def test_of_concurrent_requests_exactly_one_succeeds(url):
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(held) == [0, 1, 2, 3, 4]
+    assert sorted(granted) == [0, 1, 2, 3, 4]
 
 
-def test_the_clock_is_the_databases(stores, monkeypatch):
+def test_leases_use_the_clock_of_the_database(stores, monkeypatch):
     one, other = stores
-    monkeypatch.setattr(time, "time", lambda: 4e9)  # a machine whose clock is in the year 2096
+    monkeypatch.setattr(time, "time", lambda: 4e9)  # a machine with a wrong clock: the year 2096
     assert one.lease("watch", "a", 60)
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert not other.lease("watch", "b", 60)
@@ -136,20 +136,22 @@ def test_a_closed_store_grants_no_lease(stores):
         stores[0].release("watch", "a")
 
 
-def test_rare_kinds_are_read_by_the_index(url, stores):
+def test_events_of_a_rare_kind_are_read_with_the_index(url, stores):
     store, _ = stores
     for i in range(3000):
         store.append(Event(f"v{i}", NOON, "verdict", {"i": i}))
         if not i % 100:
             store.append(Event(f"c{i}", NOON, "canary", {"i": i}))
     assert [e.body["i"] for e in store.scan("canary")] == list(range(0, 3000, 100))
-    ask = "SELECT id, at, kind, body FROM casemate_events WHERE kind = 'canary' AND at >= '2026-01-01' ORDER BY seq"
+    statement = (
+        "SELECT id, at, kind, body FROM casemate_events WHERE kind = 'canary' AND at >= '2026-01-01' ORDER BY seq"
+    )
     with store._engine.connect() as connection:
         if url.startswith("sqlite"):
-            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {ask}").all()
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}").all()
         else:
             connection.exec_driver_sql("ANALYZE casemate_events")
-            plan = connection.exec_driver_sql(f"EXPLAIN {ask}").all()
+            plan = connection.exec_driver_sql(f"EXPLAIN {statement}").all()
     assert "ix_casemate_events_kind_seq" in str(plan)
     assert "SCAN" not in str(plan) and "Seq Scan" not in str(plan)
 

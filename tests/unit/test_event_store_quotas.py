@@ -41,21 +41,21 @@ def test_a_refund_is_limited_to_the_amount_used(store):
     assert consume(store, QuotaRequest("b", -9, 10)) == [(-2, 0)]
 
 
-def test_a_new_period_starts_at_zero(store):
+def test_new_period_starts_with_zero_used(store):
     consume(store, QuotaRequest("b", 10, 10, period="monday"))
     assert consume(store, QuotaRequest("b", 4, 10, period="tuesday")) == [(4, 4)]
 
 
-def test_the_limit_may_grow_and_shrink(store):
+def test_limit_may_be_raised_and_lowered(store):
     consume(store, QuotaRequest("b", 10, 10))
     assert consume(store, QuotaRequest("b", 10, 15)) == [(5, 15)]
     assert consume(store, QuotaRequest("b", 1, 3)) == [(0, 15)]
 
 
 def test_used_amounts_are_replenished_over_time(store):
-    """At 1e9 per second everything is replenished within a millisecond; at 1e-9 nothing is."""
+    """At 1e9 per second the whole amount is replenished within a millisecond; at 1e-9 none is."""
     consume(store, QuotaRequest("b", 10, 10, 1e9))
-    time.sleep(0.01)  # SQLite's clock counts milliseconds
+    time.sleep(0.01)  # SQLite's clock has a resolution of a millisecond
     (amount, used) = consume(store, QuotaRequest("b", 10, 10, 1e9))[0]
     assert amount == 10
     assert used == 10
@@ -65,11 +65,11 @@ def test_used_amounts_are_replenished_over_time(store):
 
 def test_concurrent_requests_share_the_limit(url):
     stores = [SqlEventStore(url) for _ in range(2)]
-    got = list[QuotaGrant]()
+    grants = list[QuotaGrant]()
 
     def work(store, names):
         for _ in range(40):
-            got.extend(store.acquire([QuotaRequest(name, 3, 250) for name in names]))
+            grants.extend(store.acquire([QuotaRequest(name, 3, 250) for name in names]))
 
     threads = [threading.Thread(target=work, args=(s, n)) for s in stores for n in (("x", "y"), ("y", "x"))]
     for thread in threads:
@@ -78,7 +78,7 @@ def test_concurrent_requests_share_the_limit(url):
         thread.join()
     for store in stores:
         store.close()
-    assert sum(grant.amount for grant in got) == 500
+    assert sum(grant.amount for grant in grants) == 500
 
 
 def test_invalid_requests_are_refused(store):
@@ -98,8 +98,8 @@ def test_a_closed_store_grants_nothing(store):
         store.acquire([QuotaRequest("b", 1, 1)])
 
 
-def test_the_quotas_of_a_prefix_are_found_by_their_key(tmp_path):
-    """SQLite: without a scan of the table. Names are compared as they are: no wildcards, and by case."""
+def test_quotas_with_a_prefix_are_found_by_the_primary_key(tmp_path):
+    """SQLite does not scan the table. Prefixes have no wildcards and are case-sensitive."""
     store = SqlEventStore(path=tmp_path / "events.db")
     names = ["a%", "a% 1", "a%é", "a%\U0001f600", "ab", "A% 2", "a", "b"]
     consume(store, *(QuotaRequest(name, 1, 5) for name in names))

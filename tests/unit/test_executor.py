@@ -28,8 +28,8 @@ from tests.cluster_tasks import refuse
 from tests.fakes import BagOfWords
 
 
-class Counting(LocalExecutor):
-    """One process that says how it was used."""
+class RecordingExecutor(LocalExecutor):
+    """Runs tasks in one process, and records the sizes of the results."""
 
     def __init__(self):
         self.sizes = []
@@ -40,16 +40,16 @@ class Counting(LocalExecutor):
             yield found
 
 
-def until(holds, seconds=30):
-    give_up = time.monotonic() + seconds
+def wait_until(holds, seconds=30):
+    deadline = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < give_up, "it took too long"
+        assert time.monotonic() < deadline, "it took too long"
         time.sleep(0.01)
 
 
 @pytest.fixture
 def executor():
-    return Counting()
+    return RecordingExecutor()
 
 
 @pytest.fixture
@@ -71,12 +71,12 @@ class TestDistributedEmbedder:
         assert embedder.embed([]).shape == (0, 64)
         assert not executor.sizes
 
-    def test_prefetched_vectors_are_kept_until_the_next_batch(self, embedder):
+    def test_prefetched_vectors_are_cached_until_the_next_batch(self, embedder):
         work = {"first": ["a", "b"], "second": ["c", "a"]}
         for name in embedder.prefetch(work, work.__getitem__):
             assert np.array_equal(embedder.embed(work[name]), BagOfWords().embed(work[name]))
             assert not embedder.inner.texts
-            embedder.embed(work[name][:1])  # a part of it, when others are held back
+            embedder.embed(work[name][:1])  # part of the batch, if the other texts are withheld
             assert not embedder.inner.texts
         embedder.embed(["a"])
         assert embedder.inner.texts == ["a"]
@@ -119,7 +119,7 @@ class TestNoCluster:
             RayCluster(address)
 
     @pytest.mark.parametrize("scheme", ["", "ray://"])
-    def test_a_closed_port_is_reported_at_once(self, scheme):
+    def test_closed_port_is_reported_without_delay(self, scheme):
         with closing(socket.socket()) as free:
             free.bind(("127.0.0.1", 0))
             address = f"{scheme}127.0.0.1:{free.getsockname()[1]}"
@@ -154,16 +154,16 @@ class TestNoCluster:
         assert not proof
 
 
-class Forgery:
+class CodeOnUnpickle:
     """Runs code when it is unpickled."""
 
-    ran: ClassVar[list[str]] = []
+    executed: ClassVar[list[str]] = []
 
     def __init__(self, where):
         self.where = where
 
     def __reduce__(self):
-        return Forgery.ran.append, (self.where,)
+        return CodeOnUnpickle.executed.append, (self.where,)
 
 
 class RayError(Exception):
@@ -175,7 +175,7 @@ class RayTaskError(RayError):
 
 
 class ToyRay:
-    """Runs a task at once, after an attacker has changed the messages."""
+    """Runs a task synchronously, after the function ``change`` altered its messages."""
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 
@@ -197,14 +197,14 @@ class ToyRay:
         return self.done[ref]
 
 
-def first_result_again():
-    """An attacker who replaces every result by the first one."""
-    kept = []
+def replay_first_result():
+    """An attack that replaces each result by the first one."""
+    recorded = []
 
     def change(what, message):
         if what == "result":
-            kept.append(message)
-            return kept[0]
+            recorded.append(message)
+            return recorded[0]
         return message
 
     return change
@@ -214,7 +214,7 @@ class TestSealedTasks:
     @pytest.fixture(autouse=True)
     def _secret(self, monkeypatch):
         monkeypatch.setenv(module.SECRET_VARIABLE, "s" * 32)
-        Forgery.ran.clear()
+        CodeOnUnpickle.executed.clear()
 
     @staticmethod
     def run(change=lambda kind, message: message, function=abs, items=(-3,)):
@@ -232,35 +232,35 @@ class TestSealedTasks:
 
     @pytest.mark.parametrize("kind", ["function", "item", "result"])
     def test_a_forged_message_is_rejected_and_not_unpickled(self, kind):
-        forged = MessageSeal(b"another secret of 32 characters.").seal(Forgery(kind), kind)
+        forged = MessageSeal(b"another secret of 32 characters.").seal(CodeOnUnpickle(kind), kind)
 
         def change(what, message):
             return replace(message, body=forged.body) if what == kind else message
 
         with pytest.raises(DataError, match="not from this campaign, so it was rejected"):
             list(self.run(change))
-        assert not Forgery.ran
+        assert not CodeOnUnpickle.executed
 
     def test_the_result_of_another_task_is_rejected(self):
         with pytest.raises(DataError, match=r"result 1 of call \w+\) is not from this campaign"):
-            list(self.run(first_result_again(), items=[-3, 4]))
+            list(self.run(replay_first_result(), items=[-3, 4]))
 
     def test_the_result_of_the_same_task_in_an_earlier_call_is_rejected(self):
-        change = first_result_again()
+        change = replay_first_result()
         assert list(self.run(change)) == [3]
         with pytest.raises(DataError, match="not from this campaign"):
             list(self.run(change))
 
-    def test_an_exception_of_a_task_is_raised_here_with_its_place(self):
+    def test_exception_of_a_task_is_raised_locally_with_its_remote_traceback(self):
         with pytest.raises(BackendError, match="no 3 here") as caught:
             list(self.run(function=refuse, items=[3]))
         assert "in refuse" in str(caught.value.__cause__)
 
     def test_an_exception_that_cannot_be_unpickled_is_described(self):
         with pytest.raises(RuntimeError, match="Odd: one and two"):
-            list(self.run(function=odd))
+            list(self.run(function=raise_unpicklable))
 
-    def test_a_worker_without_the_secret_says_so(self, monkeypatch):
+    def test_worker_without_the_secret_raises_an_error_with_instructions(self, monkeypatch):
         monkeypatch.delenv(module.SECRET_VARIABLE)
         with pytest.raises(ConfigError, match="set CASEMATE_CLUSTER_SECRET to the same random text of 32"):
             list(self.run())
@@ -271,7 +271,7 @@ class Odd(Exception):
         super().__init__(f"{one} and {two}")
 
 
-def odd(item):
+def raise_unpicklable(item):
     raise Odd("one", "two")
 
 
@@ -306,12 +306,12 @@ class TestPrefetch:
 
         prefetched = prefetch(items(), 3)
         assert next(prefetched) == 0
-        until(lambda: len(read) >= 3)
+        wait_until(lambda: len(read) >= 3)
         assert len(read) <= 4
         prefetched.close()
         assert closed.is_set() and len(read) <= 4
 
-    def test_an_error_is_raised_at_its_item(self):
+    def test_error_is_raised_when_its_item_is_read(self):
         def items():
             yield 1
             raise ValueError("the third page is torn")

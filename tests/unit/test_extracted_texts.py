@@ -21,8 +21,8 @@ HERON = "Herons nest late in the reeds this year [sic] and few of them breed."
 TEXTS = [FERRY, BRIDGE, HERON]
 
 
-def longest(a, b):
-    """The textbook table."""
+def lcs_table(a, b):
+    """Reference implementation: dynamic programming with a full table."""
     rows = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i, x in enumerate(a):
         for j, y in enumerate(b):
@@ -35,7 +35,7 @@ sequences = st.lists(st.sampled_from("abcdefg"), max_size=14)
 
 @given(sequences, sequences)
 def test_lcs_length_equals_the_textbook_table(a, b):
-    assert longest_common_subsequence(a, b) == longest(a, b)
+    assert longest_common_subsequence(a, b) == lcs_table(a, b)
 
 
 class TestSplitReply:
@@ -110,7 +110,7 @@ class TestRecoveredTexts:
         recovered = RecoveredTexts(limit)
         held = []
         for spoken in texts:
-            alike = any(2 * longest(spoken, o) >= limit * (len(spoken) + len(o)) - 1e-9 for o in held)
+            alike = any(2 * lcs_table(spoken, o) >= limit * (len(spoken) + len(o)) - 1e-9 for o in held)
             known = spoken in held
             assert recovered.add(" ".join(spoken)) == (not alike and not known)
             held += [] if known else [spoken]
@@ -132,7 +132,7 @@ INFORMATION = [*SENTENCES, " ".join(WORDS[:15]), "From: Anna To: Eric Subject: t
 
 
 @pytest.mark.parametrize("wording", range(2 * len(COMMANDS)))
-def test_commands_work_before_and_after_any_information(wording):
+def test_commands_are_recognized_before_and_after_any_information(wording):
     for information in INFORMATION:
         for question in (crawl_question(information, wording), crawl_question(information, wording + 1)):
             assert parse_request(question).task is Task.REPEAT, question

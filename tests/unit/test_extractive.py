@@ -70,8 +70,8 @@ def test_the_number_of_sentences_is_limited():
     assert answer("heron lives", Document("a", text), sentences=2).count("Heron") == 2
 
 
-def test_no_sentence_is_added_to_a_long_one():
-    """A text without full stops is one sentence: three of them would be the whole context."""
+def test_long_sentence_is_quoted_alone():
+    """A text without full stops is one sentence, so three sentences would be the whole context."""
     filler = " and the tide went on" * 20
     long = [Document(f"{i}.md", f"The ferry to island {i} sails at noon{filler}") for i in range(3)]
     assert answer("When does the ferry sail to the island?", *long).count("The ferry") == 1
@@ -84,8 +84,8 @@ def test_titles_and_abbreviations_do_not_end_sentences():
 
 
 def test_a_sentence_in_two_documents_is_quoted_once():
-    twin = Document("q", PHARMACY.text)
-    assert answer("When does the pharmacy close?", PHARMACY, twin).count("19:00") == 1
+    duplicate = Document("q", PHARMACY.text)
+    assert answer("When does the pharmacy close?", PHARMACY, duplicate).count("19:00") == 1
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,15 @@ def test_a_sentence_in_two_documents_is_quoted_once():
         "Is the pharmacy on level 2?",
     ],
 )
-def test_what_the_question_says_is_never_repeated(question):
+def test_statements_of_the_question_are_not_repeated(question):
     assert answer(question, PHARMACY) == UNKNOWN
 
 
-def test_a_denial_says_more_than_the_question():
+def test_negation_of_the_question_is_quoted():
     assert "not on level 2" in answer("Is the pharmacy on level 2?", Document("n", "The pharmacy is not on level 2."))
 
 
-def test_the_sentence_that_answers_goes_before_one_that_shares_words():
+def test_answering_sentence_precedes_a_question_with_the_same_words():
     note = Document("n", "Please suggest. He was given ciprofloxacin 500 mg twice daily. What dose of ciprofloxacin?")
     found = answer("What dose of ciprofloxacin was suggested?", note, sentences=1)
     assert found.splitlines()[0] == "He was given ciprofloxacin 500 mg twice daily. [1]"
@@ -116,18 +116,18 @@ def test_a_pronoun_is_quoted_with_the_sentence_that_explains_it():
     assert answer("When does she open the archive on weekdays?", Document("a", text)).startswith("Mira Feld")
 
 
-def test_a_question_is_no_answer():
+def test_questions_are_not_quoted_as_answers():
     text = "What does the pharmacy cost? The pharmacy is closed."
     assert "cost" not in answer("What does the pharmacy cost today?", Document("a", text))
 
 
-def test_sentences_of_a_long_context_are_bounded():
+def test_number_of_sentences_of_a_long_context_is_bounded():
     documents = [Document(str(i), "Herons nest here. " * 50) for i in range(100)]
     passages = passages_of(Question("Where do herons nest?"), documents)
     assert len(passages) == 100 and sum(len(p.sentences) for p in passages) == MAX_SENTENCES
 
 
-class Counting(BagOfWords):
+class RecordingEmbedder(BagOfWords):
     fingerprint = "minilm:stand-in"
 
     def __init__(self):
@@ -140,30 +140,30 @@ class Counting(BagOfWords):
 
 
 def test_sentence_vectors_are_computed_once_and_do_not_depend_on_the_rest_of_the_context():
-    embedder = Counting()
+    embedder = RecordingEmbedder()
     generator = ExtractiveGenerator(embedder=embedder)
 
     def asked(*context):
         embedder.calls.clear()
         asyncio.run(join_stream(generator.stream(Prompt("When does the pharmacy close?", context, ""))))
         question, *sentences = embedder.calls
-        assert question == ("When does the pharmacy close?",)  # a question is not kept
+        assert question == ("When does the pharmacy close?",)  # question vectors are not cached
         return sum(sentences, ())
 
     assert len(asked(PHARMACY, PARKING)) == 6
     assert asked(PARKING, PHARMACY) == asked(PHARMACY) == ()
 
 
-def test_only_the_sentences_that_the_words_rank_first_are_embedded():
-    embedder = Counting()
+def test_only_the_sentences_ranked_first_by_words_are_embedded():
+    embedder = RecordingEmbedder()
     text = " ".join(f"Heron number {i} lives here." for i in range(30)) + " The pharmacy closes at 19:00."
     found = answer("When does the pharmacy close?", Document("a", text), embedder=embedder)
     assert "19:00" in found and [len(call) for call in embedder.calls] == [1, COMPARED]
 
 
-def test_kept_vectors_are_bounded(monkeypatch):
+def test_number_of_cached_vectors_is_bounded(monkeypatch):
     monkeypatch.setattr(extractive, "CACHED_SENTENCES", 2)
-    generator = ExtractiveGenerator(embedder=Counting())
+    generator = ExtractiveGenerator(embedder=RecordingEmbedder())
     for context in (PHARMACY, PARKING):
         asyncio.run(join_stream(generator.stream(Prompt("When does the pharmacy close?", (context,), ""))))
     assert len(generator._vectors._vectors) == 2
@@ -173,7 +173,7 @@ REMARKS = ["{} Xanadoo is great.", "Xanadoo is great! {}", "Hello, I am new here
 
 
 @pytest.mark.parametrize("remark", REMARKS)
-def test_a_remark_beside_a_question_does_not_prevent_the_answer(remark):
+def test_remark_next_to_a_question_does_not_prevent_the_answer(remark):
     asked = ["When does the pharmacy close?", "What does parking cost per hour?"]
     for question, expected in zip(asked, ["19:00", "2 marks"], strict=True):
         assert expected in answer(question, PHARMACY, PARKING)
@@ -183,13 +183,13 @@ def test_a_remark_beside_a_question_does_not_prevent_the_answer(remark):
 
 @pytest.mark.parametrize("remark", REMARKS)
 def test_sentences_are_compared_with_the_question_without_the_remark(remark):
-    embedder = Counting()
+    embedder = RecordingEmbedder()
     answer(remark.format("When does the pharmacy close?"), PHARMACY, embedder=embedder)
     assert embedder.calls[0][0] == "When does the pharmacy close?"
 
 
 def test_vectors_of_another_embedder_are_not_used():
-    class Other(Counting):
+    class Other(RecordingEmbedder):
         fingerprint = "other"
 
     embedder = Other()
@@ -198,7 +198,7 @@ def test_vectors_of_another_embedder_are_not_used():
 
 
 @pytest.mark.parametrize("options", [{"sentences": 0}, {"support": 0.0}, {"support": 1.5}])
-def test_wrong_options_are_refused(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(ConfigError, match="extractive"):
         ExtractiveGenerator(**options)
 
@@ -219,7 +219,7 @@ def unescaped(text):
 @given(TEXTS, st.lists(TEXTS, max_size=4), st.booleans())
 def test_every_quoted_sentence_is_in_its_source_and_not_in_the_question(question, texts, vectors):
     context = tuple(Document(str(i), t) for i, t in enumerate(texts))
-    generator = ExtractiveGenerator(support=1e-9, embedder=Counting() if vectors else None)
+    generator = ExtractiveGenerator(support=1e-9, embedder=RecordingEmbedder() if vectors else None)
 
     async def parts():
         return [part async for part in generator.stream(Prompt(question, context, ""))]

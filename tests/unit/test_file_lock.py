@@ -58,7 +58,7 @@ def test_an_error_in_the_block_releases_the_lock(tmp_path):
         pass
 
 
-def test_another_process_is_named_with_what_to_do(tmp_path, holder):
+def test_error_names_the_process_that_holds_the_lock_and_the_remedy(tmp_path, holder):
     with pytest.raises(LockHeld) as raised, lock(tmp_path / "x.lock"):
         pass
     assert f"process {holder.pid} runs a test in {tmp_path} since" in str(raised.value)
@@ -70,12 +70,14 @@ def test_another_process_is_named_with_what_to_do(tmp_path, holder):
 def test_the_lock_of_a_killed_process_is_released(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    assert json.loads((tmp_path / "x.lock").read_text())["pid"] == holder.pid  # its entry remains, the lock does not
+    assert (
+        json.loads((tmp_path / "x.lock").read_text())["pid"] == holder.pid
+    )  # the entry in the file remains, the lock does not
     with lock(tmp_path / "x.lock"):
         assert json.loads((tmp_path / "x.lock").read_text())["pid"] == os.getpid()
 
 
-def test_a_holder_without_an_entry_is_described_by_its_file(tmp_path, monkeypatch):
+def test_error_names_the_file_if_the_holder_is_not_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr("casemate.runtime.file_lock.READ_PAUSE_S", 0.0)
     with lock(tmp_path / "x.lock"):
         (tmp_path / "x.lock").write_text("no JSON")

@@ -1,7 +1,7 @@
 from casemate.runtime.files import write_atomically
 
 
-def test_a_file_that_replaces_a_readable_one_is_for_its_owner_only(tmp_path):
+def test_file_that_replaces_a_world_readable_file_is_readable_by_its_owner_only(tmp_path):
     page = tmp_path / "report.html"
     page.write_text("old")
     page.chmod(0o644)

@@ -1,4 +1,4 @@
-"""Messages and exit codes that a new user of the command line meets first."""
+"""Messages and exit codes of a first use of the command line."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def run(tmp_path, monkeypatch):
 
 
 class TestAsk:
-    def test_without_documents_it_fails_and_names_the_command(self, run, tmp_path):
+    def test_without_documents_the_error_names_the_command(self, run, tmp_path):
         (tmp_path / "casemate.yaml").write_text("guard: {defenses: []}")
         for words in (["ask", "When does it open?"], ["ask", "--explain", "Why?"], ["ask", "--json", "Why?"]):
             done = run(*words)
@@ -48,11 +48,11 @@ class TestAsk:
             assert str(done.exception) == "nothing is indexed yet; run 'casemate index'"
             assert done.stdout == ""
 
-    def test_a_file_of_questions_fails_too(self, run, tmp_path):
+    def test_without_documents_a_file_of_questions_is_an_error(self, run, tmp_path):
         (tmp_path / "questions.txt").write_text("When does it open?\n")
         assert isinstance(run("ask", "--from", "questions.txt").exception, DataError)
 
-    def test_other_tenants_are_named(self, run, tmp_path):
+    def test_error_for_an_empty_tenant_lists_other_tenants(self, run, tmp_path):
         (tmp_path / "docs").mkdir()
         (tmp_path / "docs/fees.md").write_text("The fee is 90 crowns.")
         assert run("index", "docs", "--tenant", "north", "--no-calibrate").exit_code == 0
@@ -76,7 +76,7 @@ class TestAsk:
         assert "90 crowns" not in done.stdout
         assert "the guard failed and withheld the whole context: " in done.stderr
 
-    def test_an_answer_that_a_limit_cut_is_reported(self, run, tmp_path):
+    def test_truncated_answer_is_reported(self, run, tmp_path):
         (tmp_path / "docs").mkdir()
         (tmp_path / "docs/fees.md").write_text("The fee for each visit of the northern museum is 90 crowns.")
         (tmp_path / "casemate.yaml").write_text("guard: {defenses: [{use: crawl_limit, quote_words: 3}]}")
@@ -97,7 +97,7 @@ def test_the_example_of_an_attached_collection_starts_in_observe_mode():
 
 
 @pytest.mark.parametrize("words", [["calibrate"], ["redteam", "run"], ["redteam", "crawl"], ["redteam", "probe"]])
-def test_commands_that_need_documents_name_the_command_that_indexes(words, run, tmp_path):
+def test_commands_that_require_documents_name_the_index_command(words, run, tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "casemate.yaml").write_text("rag: {corpus: docs}")
     error = run(*words).exception
@@ -134,7 +134,7 @@ class TestReproduce:
         assert done.exit_code == 0
         assert all(name in done.stdout for name in papers.NAMES)
 
-    def test_no_path_of_a_developer_is_a_default(self, run):
+    def test_defaults_contain_no_path_of_a_developer(self, run):
         assert "shared/data" not in run("reproduce", "--help").stdout
         assert "shared/data" not in (ROOT / "docs/how-to/reproduce-the-papers.md").read_text()
 
@@ -146,7 +146,7 @@ class TestReportShow:
             os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
         assert newest_report(tmp_path) == tmp_path / "crawl.json"
 
-    def test_without_a_report_the_command_is_named(self, run):
+    def test_error_without_a_report_names_the_command(self, run):
         error = run("report", "show").exception
         assert isinstance(error, DataError)
         assert "no report in" in str(error) and "run 'casemate redteam run'" in str(error)
@@ -174,12 +174,12 @@ class TestConfigurationErrors:
             ({"redteam": {"crawl": {"question": 5}}}, "did you mean 'questions'?"),
         ],
     )
-    def test_unknown_keys_come_with_a_suggestion(self, raw, says):
+    def test_unknown_keys_are_reported_with_a_suggestion(self, raw, says):
         with pytest.raises(ConfigError) as caught:
             configuration.parse(raw)
         assert says in str(caught.value)
 
-    def test_unknown_options_of_a_plug_in_come_with_a_suggestion(self):
+    def test_unknown_options_of_a_plug_in_are_reported_with_a_suggestion(self):
         with pytest.raises(ConfigError, match="no option 'significanse'; did you mean 'significance'"):
             plugins.build("defense", PluginSpec.model_validate({"use": "mirabel", "significanse": 0.1}))
 
@@ -199,10 +199,10 @@ class TestCanaries:
     def test_a_flaky_canary_shows_the_interval(self):
         assert _baseline_failures(self.summary(20, 2)) == "2 of 20 [.01, .32]"
 
-    def test_without_a_baseline_there_is_no_rate(self):
+    def test_without_a_baseline_no_rate_is_shown(self):
         assert _baseline_failures(self.summary(0, 0)) == "no baseline"
 
-    def test_a_run_names_the_baseline_that_its_failures_are_compared_with(self):
+    def test_run_names_the_baseline_of_the_comparison(self):
         made, at = (
             WatchedSet("s", (WatchedCanary("a", flakes=FlakeCounts(20, 1)), WatchedCanary("b"))),
             datetime.now(UTC),
@@ -224,7 +224,7 @@ class TestCanaries:
 
 
 class TestEventStoreFailure:
-    """The threat model: writing never delays an answer; a store that cannot be read fails the defenses that read it."""
+    """Threat model: writing does not delay answers; defenses that read a failed store fail."""
 
     @pytest.fixture
     def guard(self, tmp_path):
@@ -238,21 +238,21 @@ class TestEventStoreFailure:
         yield lambda **options: Guard(rag, [CrawlLimit(store=store)], store=store, **options)
         index.close()
 
-    def test_closed_withholds_the_context(self, guard):
+    def test_on_error_closed_withholds_the_context(self, guard):
         answer = asyncio.run(guard().ask(Query("Where is ferry 3?")))
         assert answer.retrieval.hits == ()
         assert [v.action for v in answer.verdicts] == [Action.WITHHOLD]
 
-    def test_open_answers_without_the_defense(self, guard):
+    def test_on_error_open_answers_without_the_defense(self, guard):
         assert asyncio.run(guard(on_error="open").ask(Query("Where is ferry 3?"))).retrieval.hits
 
-    def test_the_threat_model_does_not_claim_otherwise(self):
+    def test_threat_model_documents_the_behavior(self):
         text = " ".join((ROOT / "docs/explanation/threat-model.md").read_text().split())
         assert "none yet" not in text
         assert "a question waits up to five seconds for it. Then the defense counts as failed" in text
 
 
-def test_readme_installs_the_extra_that_its_commands_need():
+def test_readme_installs_the_extras_that_its_commands_require():
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
     assert any("casemate serve" in block for block in blocks)

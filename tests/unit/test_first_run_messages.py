@@ -1,4 +1,4 @@
-"""Messages that a new user meets first."""
+"""Messages of a first use."""
 
 import importlib
 import re
@@ -37,7 +37,7 @@ def server(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("documents", [(), (Document("a", "a text"),)])
-def test_serve_says_that_the_index_is_empty(documents, server, monkeypatch):
+def test_serve_warns_that_the_index_is_empty(documents, server, monkeypatch):
     if documents:
         with open_app() as app:
             app.index.add(documents, app.guard.rag.embedder.embed([d.content for d in documents]))
@@ -48,7 +48,7 @@ def test_serve_says_that_the_index_is_empty(documents, server, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["observe", "enforce"])
-def test_serve_says_that_it_observes_and_how_to_create_the_first_key(mode, server, monkeypatch):
+def test_serve_reports_observe_mode_and_the_command_that_creates_the_first_key(mode, server, monkeypatch):
     Path("casemate.yaml").write_text(f"guard: {{mode: {mode}}}\n")
     monkeypatch.setattr(server, "serve", lambda app, show: show("http://x"))
     start = partial(CliRunner().invoke, cli, catch_exceptions=False)
@@ -60,7 +60,7 @@ def test_serve_says_that_it_observes_and_how_to_create_the_first_key(mode, serve
 
 
 @pytest.mark.parametrize("options", [(), ("--details",)])
-def test_key_list_says_how_to_create_the_first_key(options, tmp_path, monkeypatch):
+def test_key_list_shows_the_command_that_creates_the_first_key(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = partial(CliRunner().invoke, cli, ["key", "list", *options], catch_exceptions=False)
     assert run().stdout == "no API key exists; create one with 'casemate key create NAME'\n"
@@ -69,14 +69,14 @@ def test_key_list_says_how_to_create_the_first_key(options, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(("mode", "unentitled"), [("observe", "nothing"), ("observe", "full"), ("enforce", "nothing")])
-def test_serve_warns_that_observe_mode_does_not_carry_out_the_audience_policy(mode, unentitled, server, monkeypatch):
+def test_serve_warns_that_observe_mode_does_not_enforce_the_audience_policy(mode, unentitled, server, monkeypatch):
     Path("casemate.yaml").write_text(f"guard: {{mode: {mode}, audience: {{unentitled: {unentitled}}}}}\n")
     monkeypatch.setattr(server, "serve", lambda app, show: show("http://x"))
     warned = CliRunner().invoke(cli, ["serve"], catch_exceptions=False).stderr
     assert ("the audience policy is not carried out" in warned) == ((mode, unentitled) == ("observe", "nothing"))
 
 
-def test_serve_says_that_the_address_is_in_use(server):
+def test_serve_reports_that_the_address_is_in_use(server):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = CliRunner().invoke(cli, ["serve", "--port", str(port)])
@@ -158,7 +158,7 @@ def lines(why, flagged=True, hidden=("d3",), enforced=True, threshold=13.7, **ev
     return verdict_lines(Verdict("mirabel", flagged, action, 11.5, threshold, hidden, found, enforced))
 
 
-def test_the_score_of_crawl_limit_is_evidence_against_a_bound():
+def test_score_of_crawl_limit_is_shown_as_evidence_with_its_bound():
     found = Verdict("crawl_limit", False, Action.NONE, 0.5, 49999.99999999999, (), EVIDENCE["crawl_limit"])
     assert verdict_lines(found)[0] == "crawl_limit: not flagged, nothing withheld; evidence 0.5 of 50,000"
 
@@ -180,7 +180,7 @@ def test_a_verdict_shows_decision_reason_and_what_is_withheld():
 
 
 @pytest.mark.parametrize("enforced", [True, False])
-def test_quorum_does_not_say_not_flagged(enforced):
+def test_verdict_of_quorum_does_not_contain_not_flagged(enforced):
     far = {"units": 0, "readable": 0, "words": 0, "best": 0.24, "floor": 0.3, "left_out": 6}
     found = Verdict("quorum", False, Action.HIDE, 0.0, 0.0, ("a#1", "b#1"), far, enforced)
     assert verdict_lines(found) == [
@@ -231,13 +231,13 @@ def test_an_unknown_answer_has_a_reason(question, context, reason):
         (True, (), ""),
     ],
 )
-def test_the_operator_is_told_what_is_withheld_or_would_be(enforced, hidden, note, capsys):
+def test_note_lists_the_sources_that_are_or_would_be_withheld(enforced, hidden, note, capsys):
     given = [Verdict("mirabel", bool(hidden), Action.HIDE, 2.0, 1.0, hidden, {}, enforced)] * 2
     assert _report_withheld(given) == bool(note)
     assert " ".join(capsys.readouterr().err.split()) == note
 
 
-def test_empty_evidence_is_left_out():
+def test_empty_evidence_is_omitted():
     assert evidence_items({"why": [], "target": "", "came_in": 0, "p": 0.25}) == [("came in", "0"), ("p", "0.25")]
 
 
@@ -246,7 +246,7 @@ def test_each_withheld_source_is_shown_with_its_score():
     assert last == "  withheld sources: a.md (score 14.25), b.md, c.md (score 13.80)"
 
 
-def test_the_evidence_of_crawl_limit_is_shown_with_its_own_limits():
+def test_evidence_of_crawl_limit_is_shown_with_its_limits():
     evidence = EVIDENCE["crawl_limit"] | {"suspected_above": 10.0, "alarmed_from": 1e5}
     assert "repeat answers 1 (suspected above 10, alarmed from 100,000)" in verdicts.reason("crawl_limit", evidence)
     assert verdicts.reason("crawl_limit", evidence | {"level": "alarmed"}).startswith(

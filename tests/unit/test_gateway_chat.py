@@ -19,7 +19,7 @@ def test_a_standalone_question_is_used_alone():
     assert asked.question == "When does the library open?"
 
 
-def test_a_follow_up_is_prepended_by_the_messages_it_follows():
+def test_earlier_messages_are_prepended_to_a_follow_up_question():
     turns = ["Who runs the pharmacy?", "When does she work?", "And on Sundays?"]
     assert to_query(turns) == "\n".join(turns)
     assert to_query(["When does the library open?", *turns]) == "\n".join(turns)
@@ -105,7 +105,7 @@ def test_tokens_count_only_text_that_the_client_sends_and_receives():
     assert whole["usage"] == {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
 
 
-def test_a_stream_ends_as_the_sdk_expects():
+def test_stream_ends_with_finish_reason_usage_and_done():
     completion = Completion("r", "m", 7, with_usage=True)
     sent = completion.first_chunk() + completion.text_chunk("Æ\ud800") + completion.last_chunks(3)
     lines = [line.removeprefix("data: ") for line in sent.decode().split("\n\n") if line]

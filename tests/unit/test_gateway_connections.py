@@ -56,13 +56,13 @@ def is_closed(connection: socket.socket) -> bool:
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def each_loop(request, monkeypatch):
-    """The event loops that uvicorn chooses from; uvloop only where it is installed."""
+    """The event loops of uvicorn; uvloop only if it is installed."""
     if request.param == "uvloop":
         pytest.importorskip("uvloop")
     monkeypatch.setitem(LOOP_FACTORIES, "auto", LOOP_FACTORIES[request.param])
 
 
-def test_a_slow_upload_takes_no_slot(tmp_path):
+def test_slow_upload_does_not_occupy_a_slot(tmp_path):
     app = make(tmp_path, concurrency=1)
     slow, other = key(app), key(app)
     with serving(app) as url, ExitStack() as opened:
@@ -82,28 +82,28 @@ def test_uploads_of_one_key_are_limited(tmp_path):
             opened.enter_context(connected_to(url)).sendall(started(slow, INCOMPLETE))
 
         def status(text):
-            named = {"Authorization": f"Bearer {text}"}
-            return httpx.post(f"{url}/v1/chat/completions", json=chat("only7"), headers=named).status_code
+            authorization = {"Authorization": f"Bearer {text}"}
+            return httpx.post(f"{url}/v1/chat/completions", json=chat("only7"), headers=authorization).status_code
 
         wait_for(lambda: status(slow) == 503)
         assert status(other) == 200
 
 
-def test_bytes_of_one_key_are_limited(tmp_path, monkeypatch):
+def test_upload_bytes_of_one_key_are_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(body_reader, "BODIES_PER_OWNER", 2)
     app = make(tmp_path, max_body_mb=0.1)
-    greedy, other = key(app), key(app)
+    large_uploads, other = key(app), key(app)
     long = "Content-Type: application/json\r\nContent-Length: 90000\r\n\r\n" + "x" * 80_000
     with serving(app) as url, ExitStack() as opened:
         for _ in range(2):
-            opened.enter_context(connected_to(url)).sendall(started(greedy, long))
+            opened.enter_context(connected_to(url)).sendall(started(large_uploads, long))
 
         def answer(text):
-            named, body = {"Authorization": f"Bearer {text}"}, chat("only7 " + "x" * 50_000)
-            return httpx.post(f"{url}/v1/chat/completions", json=body, headers=named)
+            authorization, body = {"Authorization": f"Bearer {text}"}, chat("only7 " + "x" * 50_000)
+            return httpx.post(f"{url}/v1/chat/completions", json=body, headers=authorization)
 
-        wait_for(lambda: answer(greedy).status_code == 503)
-        assert answer(greedy).headers["connection"] == "close"
+        wait_for(lambda: answer(large_uploads).status_code == 503)
+        assert answer(large_uploads).headers["connection"] == "close"
         assert answer(other).status_code < 500
 
 
@@ -113,15 +113,15 @@ def test_uploads_without_a_key_never_block_a_login(tmp_path):
         slow = [opened.enter_context(connected_to(url)) for _ in range(MAX_UPLOADS + 20)]
         for connection in slow:
             connection.sendall(f"POST /dashboard/login HTTP/1.1\r\nHost: x\r\n{INCOMPLETE}".encode())
-        given_up = [connection for connection in slow[:20] if connection.recv(4096).startswith(b"HTTP/1.1 408")]
-        assert len(given_up) == 20, "those that have waited longest"
+        timed_out = [connection for connection in slow[:20] if connection.recv(4096).startswith(b"HTTP/1.1 408")]
+        assert len(timed_out) == 20, "those that have waited longest"
         assert httpx.post(f"{url}/dashboard/login", data={"key": "wrong"}).status_code == 403
         slow[-1].setblocking(False)
         with pytest.raises(BlockingIOError):
             slow[-1].recv(1)
 
 
-def test_one_key_cannot_take_every_slot(tmp_path):
+def test_one_key_cannot_occupy_all_slots(tmp_path):
     held = Held()
     app = make(tmp_path, held, concurrency=2, concurrency_per_key=1)
     first, second = key(app), key(app)
@@ -129,14 +129,14 @@ def test_one_key_cannot_take_every_slot(tmp_path):
         wait_for(lambda: held.begun == 1)
         refused = http.post("/v1/chat/completions", json=chat("q"))
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        assert "connection" not in refused.headers  # its body was read: the client may send the next request on it
+        assert "connection" not in refused.headers  # its body was read, so the connection can be reused
         models = http.get("/v1/models", headers={"Authorization": f"Bearer {second}"})
         assert models.status_code == 200
         held.free.set()
 
 
 @pytest.mark.parametrize("lengths", ["Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET "])
-def test_two_lengths_are_refused_and_the_connection_is_closed(tmp_path, lengths):
+def test_requests_with_two_length_headers_are_refused_and_the_connection_closed(tmp_path, lengths):
     app = make(tmp_path)
     text = key(app)
     with serving(app) as url, connected_to(url) as connection:
@@ -161,8 +161,8 @@ def test_a_new_connection_replaces_the_longest_idle_one(tmp_path, caplog):
     assert len(closed) == 1, "the log is limited to one line a minute"
 
 
-class Opened:
-    """A connection of an address; it tells whether it was closed."""
+class FakeConnection:
+    """A connection of an address, which records whether it was closed."""
 
     def __init__(self, host):
         self.host, self.waits, self.closed = host, True, False
@@ -172,8 +172,8 @@ class Opened:
         self.closed = True
 
 
-def longest_of_the_most(connections):
-    """Oracle: of the addresses with most waiting connections, their longest waiting ones, by a search of all."""
+def longest_waiting_of_the_largest_address(connections):
+    """Reference: the longest waiting connection of each address with the most waiting connections."""
     waiting = {}
     for opened in connections:
         if opened.waits and not opened.closed:
@@ -183,54 +183,54 @@ def longest_of_the_most(connections):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_at_the_limit_the_longest_waiting_connection_of_the_address_with_most_is_closed(seed):
-    rng, known = random.Random(seed), OpenConnections(12, clock=Clock(100.0))
-    alive = []  # in the order of their last wait
+def test_at_the_limit_the_longest_waiting_connection_of_the_largest_address_is_closed(seed):
+    rng, tracked = random.Random(seed), OpenConnections(12, clock=Clock(100.0))
+    still_open = []  # in the order in which they began to wait
     for _ in range(300):
-        event, some = rng.random(), rng.choice(alive) if alive else None
+        event, some = rng.random(), rng.choice(still_open) if still_open else None
         if some is None or event < 0.5:
-            opened = Opened(f"10.0.0.{rng.randrange(4)}")
-            alive.append(opened)
-            allowed = longest_of_the_most(alive)
-            known.open(opened, opened.host)
-            closed = [one for one in alive if one.closed]
-            assert len(closed) == (len(alive) > 12)
+            opened = FakeConnection(f"10.0.0.{rng.randrange(4)}")
+            still_open.append(opened)
+            allowed = longest_waiting_of_the_largest_address(still_open)
+            tracked.open(opened, opened.host)
+            closed = [one for one in still_open if one.closed]
+            assert len(closed) == (len(still_open) > 12)
             assert not closed or closed[0] in allowed
-            alive = [one for one in alive if not one.closed]
+            still_open = [one for one in still_open if not one.closed]
         elif event < 0.7:
-            known.work(some)
+            tracked.work(some)
             some.waits = False
         elif event < 0.9:
-            known.wait(some)
+            tracked.wait(some)
             some.waits = True
-            alive.remove(some)
-            alive.append(some)
+            still_open.remove(some)
+            still_open.append(some)
         else:
-            known.close(some)
-            alive.remove(some)
+            tracked.close(some)
+            still_open.remove(some)
 
 
-def test_an_address_with_many_waiting_connections_may_replace_few_a_second():
+def test_replacements_per_second_are_limited_for_an_address_with_many_connections():
     clock = Clock(100.0)
-    known = OpenConnections(100, ["10.1.0.0/16", "10.2.0.9"], clock)
+    tracked = OpenConnections(100, ["10.1.0.0/16", "10.2.0.9"], clock)
     for _ in range(100):
-        assert known.admits("10.0.0.1")
-        known.open(Opened("10.0.0.1"), "10.0.0.1")
-    assert sum(known.admits("10.0.0.1") for _ in range(1000)) == REPLACED_PER_S
+        assert tracked.admits("10.0.0.1")
+        tracked.open(FakeConnection("10.0.0.1"), "10.0.0.1")
+    assert sum(tracked.admits("10.0.0.1") for _ in range(1000)) == REPLACED_PER_S
     clock.now += 0.5
-    assert sum(known.admits("10.0.0.1") for _ in range(1000)) == REPLACED_PER_S // 2
-    assert all(known.admits("10.0.0.2") for _ in range(1000)), "an address with few connections is always admitted"
+    assert sum(tracked.admits("10.0.0.1") for _ in range(1000)) == REPLACED_PER_S // 2
+    assert all(tracked.admits("10.0.0.2") for _ in range(1000)), "an address with few connections is always admitted"
     for number in range(22):
-        known.open(Opened("10.0.0.2"), "10.0.0.2")
-        assert known.admits("10.0.0.2"), f"{number + 1} of 100, and the most are {99 - number}"
-    assert not known.admits("10.0.0.1")
+        tracked.open(FakeConnection("10.0.0.2"), "10.0.0.2")
+        assert tracked.admits("10.0.0.2"), f"{number + 1} of 100, and the most are {99 - number}"
+    assert not tracked.admits("10.0.0.1")
     for host in ["10.1.2.3", "10.2.0.9", "10.2.0.8"]:
         for _ in range(30):
-            known.open(Opened(host), host)
-    assert all(known.admits(host) for host in ["10.1.2.3", "10.2.0.9"] for _ in range(100)), "trusted proxies"
-    assert not known.admits("10.2.0.8")
+            tracked.open(FakeConnection(host), host)
+    assert all(tracked.admits(host) for host in ["10.1.2.3", "10.2.0.9"] for _ in range(100)), "trusted proxies"
+    assert not tracked.admits("10.2.0.8")
     clock.now += 3600
-    assert sum(known.admits("10.0.0.1") for _ in range(1000)) == REPLACED_PER_S, "the allowance has a limit"
+    assert sum(tracked.admits("10.0.0.1") for _ in range(1000)) == REPLACED_PER_S, "the allowance has a limit"
 
 
 @pytest.mark.parametrize(
@@ -243,11 +243,11 @@ def test_an_address_with_many_waiting_connections_may_replace_few_a_second():
         ("10.0.0.1", "10.0.0.2", False),
     ],
 )
-def test_an_address_of_ipv6_is_its_network(one, other, same):
-    known = OpenConnections(FEW + 1, clock=Clock(100.0))
+def test_ipv6_addresses_of_one_network_count_as_one_address(one, other, same):
+    tracked = OpenConnections(FEW + 1, clock=Clock(100.0))
     for _ in range(FEW + 1):
-        known.open(Opened(one), one)
-    found = sum(known.admits(other) for _ in range(2 * REPLACED_PER_S))
+        tracked.open(FakeConnection(one), one)
+    found = sum(tracked.admits(other) for _ in range(2 * REPLACED_PER_S))
     assert found == (REPLACED_PER_S if same else 2 * REPLACED_PER_S)
 
 
@@ -286,7 +286,7 @@ def was_reset(connection):
 
 
 def with_certificate(folder, generator=None, **section):
-    """A system that serves TLS, and the settings of a client that trusts it."""
+    """Returns a system that serves TLS, and the TLS context of a client that trusts it."""
     if not shutil.which("openssl"):
         pytest.skip("openssl is not here to make a certificate")
     made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
@@ -298,9 +298,9 @@ def with_certificate(folder, generator=None, **section):
     return app, ssl.create_default_context(cafile=folder / "cert.pem")
 
 
-def test_tls_handshakes_count_as_connections_that_wait(tmp_path, each_loop):
+def test_tls_handshakes_count_as_waiting_connections(tmp_path, each_loop):
     app, trust = with_certificate(tmp_path, max_connections=3, body_timeout_s=1)
-    named = {"Authorization": f"Bearer {key(app)}"}
+    authorization = {"Authorization": f"Bearer {key(app)}"}
     with serving(app) as url, ExitStack() as opened:
         plain = url.replace("https", "http")
         silent = [opened.enter_context(connected_to(plain)) for _ in range(5)]
@@ -308,7 +308,7 @@ def test_tls_handshakes_count_as_connections_that_wait(tmp_path, each_loop):
         silent[2].setblocking(False)
         with pytest.raises(BlockingIOError):
             silent[2].recv(1)
-        assert httpx.get(f"{url}/v1/models", headers=named, verify=trust).status_code == 200
+        assert httpx.get(f"{url}/v1/models", headers=authorization, verify=trust).status_code == 200
         silent[2].setblocking(True)
         assert is_closed(silent[2])
         began = time.monotonic()
@@ -336,7 +336,7 @@ CLOSING = {
 
 
 def closing_over_tls(url, trust, request):
-    """A connection that the server closes, and whose client never answers the end of TLS."""
+    """A connection that the server closes, and whose client does not finish the TLS shutdown."""
     wrapped = trust.wrap_socket(connected_to(url.replace("https", "http")), server_hostname="127.0.0.1")
     wrapped.sendall(request.encode())
     assert wrapped.recv(1)
@@ -344,18 +344,18 @@ def closing_over_tls(url, trust, request):
 
 
 @pytest.mark.parametrize("request_text", CLOSING.values(), ids=CLOSING)
-def test_a_new_connection_replaces_one_whose_client_delays_the_end_of_tls(tmp_path, each_loop, request_text):
+def test_new_connection_replaces_one_with_an_unfinished_tls_shutdown(tmp_path, each_loop, request_text):
     app, trust = with_certificate(tmp_path, max_connections=3)
-    named = {"Authorization": f"Bearer {key(app)}"}
+    authorization = {"Authorization": f"Bearer {key(app)}"}
     with serving(app) as url, ExitStack() as opened:
         for _ in range(3):
             opened.enter_context(closing_over_tls(url, trust, request_text))
         for _ in range(4):
-            assert httpx.get(f"{url}/v1/models", headers=named, verify=trust).status_code == 200
+            assert httpx.get(f"{url}/v1/models", headers=authorization, verify=trust).status_code == 200
 
 
 @pytest.mark.parametrize("request_text", CLOSING.values(), ids=CLOSING)
-def test_the_end_of_tls_takes_at_most_the_time_limit(tmp_path, each_loop, opened_connections, request_text):
+def test_tls_shutdown_has_a_time_limit(tmp_path, each_loop, opened_connections, request_text):
     app, trust = with_certificate(tmp_path, body_timeout_s=0.3)
     with serving(app) as url, closing_over_tls(url, trust, request_text):
         assert opened_connections() == 1
@@ -364,14 +364,14 @@ def test_the_end_of_tls_takes_at_most_the_time_limit(tmp_path, each_loop, opened
 
 @dataclass
 class Sized(Generator):
-    """Writes as many bytes as the question says."""
+    """Writes the number of bytes that the question contains."""
 
     async def stream(self, prompt):
         yield "x" * int(prompt.question)
 
 
 def small_receiver(url):
-    """A connection whose client receives little before it reads."""
+    """A connection with a small receive buffer."""
     host, _, port = url.removeprefix("http://").partition(":")
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -379,8 +379,8 @@ def small_receiver(url):
     return made
 
 
-def kept_by_the_system():
-    """Bytes that the kernel takes for such a client."""
+def kernel_buffer_size():
+    """The number of bytes that the kernel buffers for a client that does not read."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         with small_receiver(f"http://127.0.0.1:{listening.getsockname()[1]}"), listening.accept()[0] as sender:
             sender.setblocking(False)
@@ -389,9 +389,9 @@ def kept_by_the_system():
 
 @pytest.mark.parametrize("ended", ["closed by the server", "half-closed by the client"])
 def test_a_client_has_a_time_limit_to_read_the_end_of_an_answer(tmp_path, each_loop, opened_connections, ended):
-    """The server still keeps a few KB, fewer than those that would stop it from writing."""
+    """The server still buffers a few KB, fewer than its limit for writing."""
     app = make(tmp_path, Sized(), body_timeout_s=0.3, tokens_per_day=10**9)
-    text, taken = key(app), kept_by_the_system()
+    text, taken = key(app), kernel_buffer_size()
     with serving(app) as url, ExitStack() as opened:
         for more in range(2_000, 50_000, 12_000):
             connection = opened.enter_context(small_receiver(url))
@@ -405,8 +405,8 @@ def test_a_client_has_a_time_limit_to_read_the_end_of_an_answer(tmp_path, each_l
         wait_for(lambda: not opened_connections())
 
 
-def test_a_handshake_that_is_unfinished_at_the_shutdown_never_becomes_a_connection(tmp_path, each_loop, monkeypatch):
-    """An answer in progress delays the end of the server, which must close the handshake before."""
+def test_unfinished_handshakes_are_closed_at_server_shutdown(tmp_path, each_loop, monkeypatch):
+    """An answer in progress delays the shutdown, and the server must close the handshake before it ends."""
     held, servers = Held(), []
 
     class Recorded(gateways.GatewayServer):
@@ -416,10 +416,10 @@ def test_a_handshake_that_is_unfinished_at_the_shutdown_never_becomes_a_connecti
 
     monkeypatch.setattr(gateways, "GatewayServer", Recorded)
     app, trust = with_certificate(tmp_path, held)
-    named = {"Authorization": f"Bearer {key(app)}"}
+    authorization = {"Authorization": f"Bearer {key(app)}"}
     with serving(app) as url, connected_to(url.replace("https", "http")) as silent:
         with (
-            httpx.Client(base_url=url, headers=named, verify=trust) as http,
+            httpx.Client(base_url=url, headers=authorization, verify=trust) as http,
             http.stream("POST", "/v1/chat/completions", json=chat("q", stream=True)) as got,
         ):
             wait_for(lambda: held.begun == 1)
@@ -442,11 +442,11 @@ class Aborted:
         return default
 
 
-def test_a_connection_that_was_aborted_in_its_handshake_is_not_opened_by_data_that_had_arrived(tmp_path):
+def test_connection_aborted_during_its_handshake_is_not_opened(tmp_path):
     config = uvicorn_config(make(tmp_path))
     config.load()
 
-    async def story():
+    async def abort_then_connect():
         connection = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})
         one, other = socket.socketpair()
         with one, other:
@@ -456,7 +456,7 @@ def test_a_connection_that_was_aborted_in_its_handshake_is_not_opened_by_data_th
             connection.connection_made(transport)
         return transport.aborted
 
-    assert asyncio.run(story())
+    assert asyncio.run(abort_then_connect())
 
 
 def test_a_new_connection_replaces_a_slow_upload(tmp_path):
@@ -469,11 +469,11 @@ def test_a_new_connection_replaces_a_slow_upload(tmp_path):
         for connection in uploads[:2]:
             answer = httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {other}"})
             assert answer.status_code == 200
-            connection.sendall(b"{")  # a byte now and then does not make it younger
+            connection.sendall(b"{")  # single bytes do not reset its waiting time
         assert is_closed(uploads[0])
 
 
-def test_a_connection_with_a_request_in_progress_is_kept(tmp_path):
+def test_connection_with_a_request_in_progress_is_not_replaced(tmp_path):
     held = Held()
     app = make(tmp_path, held, max_connections=2)
     with client(app, key(app)) as http, http.stream("POST", "/v1/chat/completions", json=chat("q", stream=True)) as got:
@@ -485,7 +485,7 @@ def test_a_connection_with_a_request_in_progress_is_kept(tmp_path):
         assert "done" in got.read().decode()
 
 
-def test_a_client_that_does_not_read_is_disconnected_to(tmp_path):
+def test_client_that_does_not_read_is_disconnected(tmp_path):
     endless = Endless()
     app = make(tmp_path, endless, body_timeout_s=0.3)
     text = key(app)
@@ -496,7 +496,7 @@ def test_a_client_that_does_not_read_is_disconnected_to(tmp_path):
         wait_for(lambda: endless.ended == 1)
 
 
-def test_the_default_leaves_file_descriptors_for_databases():
+def test_default_limit_reserves_file_descriptors_for_databases():
     resource = pytest.importorskip("resource")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert connection_options(GatewaySection())["open_connections"].limit < limit
@@ -515,15 +515,15 @@ def test_the_limit_of_open_files_is_raised_and_never_lowered(monkeypatch, soft, 
     assert found == ([(wanted, hard)] if wanted else [])
 
 
-def test_many_new_connections_wait_while_few_are_accepted_at_once(tmp_path):
-    """While the server is busy for a second, 200 connections are established: the kernel keeps them."""
+def test_kernel_queues_new_connections_while_the_server_is_busy(tmp_path):
+    """While the server is busy for a second, the kernel accepts 200 connections into its backlog."""
 
-    class Busy(Defense):
+    class BlockingDefense(Defense):
         async def on_retrieve(self, query, retrieval):
             time.sleep(1)
             return Outcome(retrieval)
 
-    app = make(tmp_path, defenses=(Busy(),))
+    app = make(tmp_path, defenses=(BlockingDefense(),))
     assert uvicorn_config(app).backlog == ACCEPTED_AT_ONCE < 200
     with client(app, key(app)) as http, ExitStack() as opened:
         asking = threading.Thread(target=http.post, args=["/v1/chat/completions"], kwargs={"json": chat("q")})

@@ -45,13 +45,13 @@ from tests.gateways import (
 
 
 def pieces(answer):
-    """Returns the texts of a stream."""
+    """Returns the text pieces of a stream."""
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
     assert lines.pop() == "[DONE]"
     return [c["delta"].get("content", "") for line in lines for c in json.loads(line)["choices"]]
 
 
-def test_a_whole_and_a_streamed_answer_are_equal(tmp_path):
+def test_complete_and_streamed_answers_are_equal(tmp_path):
     app = make(tmp_path)
     with client(app, key(app)) as http:
         whole = http.post("/v1/chat/completions", json=chat("only7"))
@@ -88,33 +88,33 @@ def test_without_a_valid_key_all_responses_are_equal(tmp_path, header):
         }
 
 
-def revoke_elsewhere(folder, text):
+def revoke_in_another_process(folder, text):
     """Revokes a key through another connection to the event store, as 'casemate key revoke' does."""
     store = SqlEventStore(path=folder / "events.db")
     ApiKeyStore(store).revoke(text.split("_")[1])
     store.close()
 
 
-def test_a_key_revoked_elsewhere_is_refused_within_seconds(tmp_path):
+def test_key_revoked_by_another_process_is_refused_within_seconds(tmp_path):
     app = make(tmp_path)
     text = key(app)
     with client(app, text) as http:
         assert http.get("/v1/models").status_code == 200
-        revoke_elsewhere(tmp_path, text)
+        revoke_in_another_process(tmp_path, text)
         wait_for(lambda: http.get("/v1/models").status_code == 401)
         unknown = http.get("/v1/models", headers={"Authorization": "Bearer cmk_"})
         assert http.get("/v1/models").json() == unknown.json()
 
 
 def test_a_key_revoked_while_its_request_waits_for_admission_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(state, "SYNC_S", 3600.0)  # only admission reads key events
+    monkeypatch.setattr(state, "SYNC_S", 3600.0)  # key events are read only at admission
     parrot = Parrot()
     app = make(tmp_path, parrot)
     text, real, pending = key(app), app.store.read_since, []
 
     def read_since(kind, after, since=None):
         if kind == "key" and pending:
-            revoke_elsewhere(tmp_path, pending.pop())
+            revoke_in_another_process(tmp_path, pending.pop())
         return real(kind, after, since)
 
     monkeypatch.setattr(app.store, "read_since", read_since)
@@ -137,7 +137,7 @@ def test_a_key_revoked_while_the_body_of_its_request_arrives_is_refused(tmp_path
     with client(app, text) as http, connected_to(str(http.base_url).rstrip("/")) as connection:
         connection.sendall((head + body[:5]).encode())
         http.get("/metrics")  # answered after the gateway began to read the body
-        revoke_elsewhere(tmp_path, text)
+        revoke_in_another_process(tmp_path, text)
         wait_for(lambda: http.get("/v1/models").status_code == 401)
         connection.sendall(body[5:].encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 401")
@@ -153,7 +153,7 @@ def test_an_answer_in_progress_is_completed_after_its_key_is_revoked(tmp_path, m
     with client(app, text) as http, ThreadPoolExecutor() as threads:
         answer = threads.submit(http.post, "/v1/chat/completions", json=chat("x", stream=stream))
         wait_for(lambda: held.begun == 1)
-        revoke_elsewhere(tmp_path, text)
+        revoke_in_another_process(tmp_path, text)
         wait_for(lambda: http.get("/v1/models").status_code == 401)
         held.free.set()
         done = answer.result(20)
@@ -180,7 +180,7 @@ PHARMACY, SHIFTS, LIBRARY = "Who runs the pharmacy?", "And when does she work?",
         ([("user", PHARMACY), *[("user", "Why?")] * 4], "\n".join(["Why?"] * 4)),
     ],
 )
-def test_a_follow_up_is_searched_judged_and_answered_with_the_messages_it_follows(tmp_path, stream, messages, query):
+def test_search_defenses_and_model_receive_a_follow_up_with_the_earlier_messages(tmp_path, stream, messages, query):
     judged = []
 
     class Recording(Defense):
@@ -223,7 +223,7 @@ def test_a_follow_up_is_searched_judged_and_answered_with_the_messages_it_follow
         (b'{"model": "casemate", "stream": "yes", "messages": [{"role": "user", "content": "x"}]}', 400),
     ],
 )
-def test_malformed_requests_are_refused_in_openai_s_shape(tmp_path, sent, status):
+def test_malformed_requests_are_refused_in_the_error_format_of_openai(tmp_path, sent, status):
     app = make(tmp_path)
     with client(app, key(app)) as http:
         answer = http.post("/v1/chat/completions", content=sent, headers={"Content-Type": "application/json"})
@@ -233,7 +233,7 @@ def test_malformed_requests_are_refused_in_openai_s_shape(tmp_path, sent, status
     assert len(answer.headers["x-request-id"]) == 32
 
 
-def test_an_error_names_the_field_as_the_client_does(tmp_path):
+def test_error_names_the_field_of_the_request(tmp_path):
     app = make(tmp_path)
     with client(app, key(app)) as http:
         answer = http.post("/v1/chat/completions", json=chat(5))
@@ -241,7 +241,7 @@ def test_an_error_names_the_field_as_the_client_does(tmp_path):
     assert answer.json()["error"]["message"].startswith("messages.0.content: ")
 
 
-def test_a_response_is_equal_to_a_chat_completion_and_to_its_stream(tmp_path):
+def test_response_equals_the_chat_completion_and_its_own_stream(tmp_path):
     app = make(tmp_path)
     body = {"model": "casemate", "input": "only7"}
     with client(app, key(app)) as http:
@@ -298,7 +298,7 @@ def test_an_interrupted_response_ends_with_an_error_event(tmp_path):
         ),
     ],
 )
-def test_unsupported_responses_are_refused_in_openai_s_shape(tmp_path, more, param):
+def test_unsupported_responses_are_refused_in_the_error_format_of_openai(tmp_path, more, param):
     app = make(tmp_path)
     with client(app, key(app)) as http:
         answer = http.post("/v1/responses", json={"model": "casemate", "input": "x", **more})
@@ -309,7 +309,7 @@ def test_unsupported_responses_are_refused_in_openai_s_shape(tmp_path, more, par
     assert error["param"] == param
 
 
-def test_the_refusal_of_an_image_names_the_parts_that_are_allowed(tmp_path):
+def test_refusal_of_an_image_names_the_allowed_parts(tmp_path):
     app = make(tmp_path)
     image = {"type": "input_image", "image_url": "data:x"}
     content = [{"type": "input_text", "text": "What is this?"}, image]
@@ -321,7 +321,7 @@ def test_the_refusal_of_an_image_names_the_parts_that_are_allowed(tmp_path):
     assert bare["message"] == "input: input should be a valid string, or input should be a valid list"
 
 
-def test_routes_of_openai_that_are_not_supported_are_refused_in_its_shape(tmp_path):
+def test_unsupported_routes_are_refused_in_the_error_format_of_openai(tmp_path):
     app = make(tmp_path)
     routes = ("embeddings", "completions", "images/generations", "audio/speech", "files", "responses/resp_1/cancel")
     with client(app, key(app)) as http:
@@ -331,7 +331,7 @@ def test_routes_of_openai_that_are_not_supported_are_refused_in_its_shape(tmp_pa
         assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
-def test_unknown_addresses_and_methods_are_refused_in_openai_s_shape(tmp_path):
+def test_unknown_paths_and_methods_are_refused_in_the_error_format_of_openai(tmp_path):
     app = make(tmp_path)
     with client(app, key(app)) as http:
         for method, path, status in (("GET", "/v1/nothing", 404), ("PUT", "/v1/models", 405), ("POST", "/", 405)):
@@ -340,7 +340,7 @@ def test_unknown_addresses_and_methods_are_refused_in_openai_s_shape(tmp_path):
             assert answer.json()["error"]["message"]
 
 
-def test_the_root_names_addresses_that_answer_and_nothing_of_the_gateway(tmp_path):
+def test_root_lists_only_paths_that_exist(tmp_path):
     app = make(tmp_path)
     with client(app, "") as http:
         answer = http.get("/")
@@ -371,7 +371,7 @@ def test_an_invalid_question_names_the_field_of_its_route(tmp_path, text, stream
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
-def test_a_body_that_is_too_large_is_not_read(tmp_path):
+def test_too_large_a_body_is_not_read(tmp_path):
     app = make(tmp_path, max_body_mb=0.1)
     taken = 0
 
@@ -382,9 +382,9 @@ def test_a_body_that_is_too_large_is_not_read(tmp_path):
             yield b"x" * 10_000
 
     with client(app, key(app)) as http:
-        told = http.post("/v1/chat/completions", json=chat("x" * 200_000))
-        assert told.status_code == 413
-        assert told.json()["error"]["code"] == "request_too_large"
+        rejected = http.post("/v1/chat/completions", json=chat("x" * 200_000))
+        assert rejected.status_code == 413
+        assert rejected.json()["error"]["code"] == "request_too_large"
         try:
             chunked = http.post("/v1/chat/completions", content=endless())
         except Exception as error:  # the server closes the connection during the upload
@@ -418,7 +418,7 @@ def test_incomplete_headers_time_out(tmp_path, before, sent):
             while not answer.endswith(b"]}"):
                 answer += connection.recv(65536)
         if before and not sent:
-            return  # idle keep-alive connections stay open, as clients expect
+            return  # idle keep-alive connections stay open
         connection.sendall(whole[:sent])
         assert connection.recv(65536) == b"", "the connection is still open"
 
@@ -433,7 +433,7 @@ def test_incomplete_headers_time_out(tmp_path, before, sent):
         b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n",
     ],
 )
-def test_invalid_http_is_refused_in_openai_s_shape(tmp_path, sent):
+def test_invalid_http_is_refused_in_the_error_format_of_openai(tmp_path, sent):
     app = make(tmp_path)
     with serving(app) as url, connected_to(url) as connection:
         connection.sendall(sent.replace(b"KEY", key(app).encode()))
@@ -443,8 +443,8 @@ def test_invalid_http_is_refused_in_openai_s_shape(tmp_path, sent):
     assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
-def test_no_redirect_goes_to_the_host_that_the_request_names(tmp_path):
-    """A redirect to the request's own host and scheme would send the key around the proxy that terminates TLS."""
+def test_no_redirect_uses_the_host_header_of_the_request(tmp_path):
+    """Such a redirect would send the key without the proxy that terminates TLS."""
     app = make(tmp_path)
     with client(app, key(app, "admin")) as http:
         for path in ("/v1/documents/", "/healthz/", "/dashboard/login/", "/dashboard/nothing/"):
@@ -453,20 +453,20 @@ def test_no_redirect_goes_to_the_host_that_the_request_names(tmp_path):
         assert http.get("/dashboard", headers={"Host": "evil.example"}).headers["location"] == "/dashboard/"
 
 
-def test_rate_limit_and_budget_errors_say_when_to_retry(tmp_path):
+def test_rate_limit_and_budget_errors_contain_retry_headers(tmp_path):
     app = make(tmp_path)
-    fast, poor = key(app, requests_per_minute=1), key(app, tokens_per_day=10)
+    rate_limited, small_budget = key(app, requests_per_minute=1), key(app, tokens_per_day=10)
     with client(app, None) as http:
 
         def ask(text):
             return http.post("/v1/chat/completions", json=chat("only1"), headers={"Authorization": f"Bearer {text}"})
 
-        assert [ask(fast).status_code for _ in range(2)] == [200, 429]
-        refused = ask(fast)
+        assert [ask(rate_limited).status_code for _ in range(2)] == [200, 429]
+        refused = ask(rate_limited)
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         assert 0 < int(refused.headers["retry-after"]) <= 60
-        assert ask(poor).status_code == 200
-        refused = ask(poor)  # the answer exceeds the budget: it is refused, and uses up the rest
+        assert ask(small_budget).status_code == 200
+        refused = ask(small_budget)  # the answer exceeds the budget, so it is refused and the budget is used up
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
         assert refused.headers["x-should-retry"] == "false"
 
@@ -480,7 +480,7 @@ def test_a_stream_ends_when_the_budget_is_exhausted(tmp_path):
         assert http.get("/v1/models").status_code == 429
 
 
-def test_budgets_survive_a_restart(tmp_path):
+def test_used_budgets_persist_over_a_restart(tmp_path):
     app = make(tmp_path)
     text = key(app, tokens_per_day=10)
     with client(app, text) as http:
@@ -518,7 +518,7 @@ def test_a_failed_backend_gives_503_without_details(tmp_path, stream, caplog):
     assert "secret" not in logged[0]
 
 
-def test_the_log_says_why_an_index_is_not_searched(tmp_path, caplog, monkeypatch):
+def test_search_failure_is_logged_with_its_reason_and_not_sent(tmp_path, caplog, monkeypatch):
     app = make(tmp_path)
 
     def drifted(*_):
@@ -558,38 +558,36 @@ def test_no_answer_is_sent_before_its_verdict_is_written(tmp_path, path, body, m
 def test_no_answer_is_sent_while_the_event_store_is_renamed(tmp_path, monkeypatch):
     app = make(tmp_path)
     monkeypatch.setattr(state, "WRITE_TIMEOUT_S", 0.1)
-    events, elsewhere = tmp_path / "events.db", tmp_path / "events.old"
+    events, moved = tmp_path / "events.db", tmp_path / "events.old"
     with client(app, key(app)) as http:
         assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
-        events.rename(elsewhere)
+        events.rename(moved)
         answer = http.post("/v1/chat/completions", json=chat("only7"))
         assert answer.status_code == 503
         assert "d7" not in answer.text
-        elsewhere.rename(events)
+        moved.rename(events)
         assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
 
 
 @pytest.mark.parametrize("change", ["renamed", "deleted", "replaced"])
 def test_no_answer_is_sent_while_the_index_is_renamed_deleted_or_replaced(tmp_path, change):
     app = make(tmp_path)
-    path, elsewhere = tmp_path / "index.db", tmp_path / "index.old"
+    path, moved = tmp_path / "index.db", tmp_path / "index.old"
     with client(app, key(app)) as http:
         assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
         assert http.get("/readyz").status_code == 200
-        elsewhere.write_bytes(path.read_bytes())
-        path.unlink() if change == "deleted" else elsewhere.rename(path) if change == "replaced" else path.rename(
-            elsewhere
-        )
+        moved.write_bytes(path.read_bytes())
+        path.unlink() if change == "deleted" else moved.rename(path) if change == "replaced" else path.rename(moved)
         answer = http.post("/v1/chat/completions", json=chat("only7"))
         assert answer.status_code == 503
         assert "d7" not in answer.text
         wait_for(lambda: http.get("/readyz").status_code == 503)
         if change == "renamed":
-            elsewhere.rename(path)
+            moved.rename(path)
             assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
 
 
-def test_a_damaged_text_is_in_no_answer(tmp_path):
+def test_damaged_text_is_not_sent(tmp_path):
     app = make(tmp_path)
     with client(app, key(app)) as http:
         assert http.post("/v1/chat/completions", json=chat("only7")).status_code == 200
@@ -623,7 +621,7 @@ def test_an_interrupted_stream_ends_with_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_is_cancelled_at_the_timeout(tmp_path, stream):
+def test_answer_is_cancelled_at_the_timeout(tmp_path, stream):
     held = Held(pieces=0)
     app = make(tmp_path, held, timeout_s=0.2)
     with client(app, key(app)) as http:
@@ -655,7 +653,7 @@ def test_a_disconnect_cancels_the_generation(tmp_path, stream, begun):
 
 @pytest.mark.parametrize("defenses", [(), (HideNamed(),)])
 def test_a_disconnect_cancels_the_generation_at_a_remote_model(tmp_path, defenses):
-    """The disconnect passes guard, generator and SDK to the remote server."""
+    """Guard, generator and SDK propagate the disconnect to the remote server."""
     with FakeOpenAI(always="slow") as model:
         app = make(tmp_path, OpenAIGenerator("m", base_url=model.url), defenses)
         with client(app, key(app)) as http:
@@ -664,7 +662,7 @@ def test_a_disconnect_cancels_the_generation_at_a_remote_model(tmp_path, defense
             assert model.disconnected.wait(10)
 
 
-def test_a_slow_client_slows_the_generator(tmp_path):
+def test_slow_client_pauses_the_generator(tmp_path):
     endless = Endless()
     app = make(tmp_path, endless)
     text = key(app)
@@ -682,11 +680,11 @@ def test_a_slow_client_slows_the_generator(tmp_path):
             while endless.taken != before:  # until it stops
                 before = endless.taken
                 time.sleep(0.3)
-            assert before * endless.size < 20e6  # the socket buffers of the system, and 64 kB of the server
+            assert before * endless.size < 20e6  # socket buffers of the kernel, and 64 kB of the server
         wait_for(lambda: endless.ended == 1)
 
 
-def test_a_client_that_reads_nothing_loses_the_connection_at_the_timeout(tmp_path):
+def test_client_that_does_not_read_is_disconnected_at_the_timeout(tmp_path):
     endless = Endless()
     app = make(tmp_path, endless, timeout_s=0.5)
     text = key(app)
@@ -700,7 +698,7 @@ def test_a_client_that_reads_nothing_loses_the_connection_at_the_timeout(tmp_pat
             wait_for(lambda: endless.ended == 1)
 
 
-def test_an_earlier_message_does_not_bring_back_a_hidden_document(tmp_path):
+def test_earlier_messages_do_not_restore_a_hidden_document(tmp_path):
     parrot = Parrot()
     app = make(tmp_path, parrot, (HideNamed("d3"),))
     history = [
@@ -729,8 +727,8 @@ def app_verdicts(folder):
     return found
 
 
-def test_a_verdict_changes_no_byte_and_no_header(tmp_path):
-    """Two questions of equal length have answers of equal length: only random ids and the answer differ."""
+def test_responses_with_and_without_a_flagged_verdict_are_indistinguishable(tmp_path):
+    """The questions and answers have equal lengths, so only random ids and the answer text differ."""
     app = make(tmp_path, defenses=(HideNamed("d3"),))
     with client(app, key(app, retrieve=True)) as http:
         hidden, plain = (
@@ -754,7 +752,7 @@ def test_a_verdict_changes_no_byte_and_no_header(tmp_path):
     assert hidden[0].json()["usage"]["prompt_tokens"] == plain[0].json()["usage"]["prompt_tokens"]
 
 
-def test_a_failed_defense_gives_the_same_answer_as_an_unknown_fact(tmp_path):
+def test_answer_after_a_failed_defense_equals_the_answer_to_an_unknown_question(tmp_path):
     from casemate.backends.generators.extractive import ExtractiveGenerator
 
     class Broken(Defense):
@@ -774,7 +772,7 @@ def test_a_failed_defense_gives_the_same_answer_as_an_unknown_fact(tmp_path):
     assert answers[0]["choices"] == answers[1]["choices"]
 
 
-def test_the_work_is_the_same_whether_a_document_is_hidden(tmp_path, monkeypatch):
+def test_work_is_equal_with_and_without_a_hidden_document(tmp_path, monkeypatch):
     """The numbers of searches, hits, documents in the prompt and events are equal."""
     parrot = Parrot()
     app = make(tmp_path, parrot, (HideNamed("d3"),))
@@ -790,7 +788,7 @@ def test_the_work_is_the_same_whether_a_document_is_hidden(tmp_path, monkeypatch
     assert [v["flagged"] for v in app_verdicts(tmp_path)] == [True, False]
 
 
-def test_only_the_key_identifies_the_client(tmp_path):
+def test_client_is_identified_by_its_key_only(tmp_path):
     app = make(tmp_path, defenses=(HideNamed(),))
     plain, trusted = key(app), key(app, trust_user=True)
     with client(app, None) as http:
@@ -815,7 +813,7 @@ def test_the_configured_model_is_listed(tmp_path):
         assert "no model 'other'; use 'org/gpt'" in answer.json()["error"]["message"]
 
 
-def test_retrieval_needs_a_permission_and_scores_are_for_admins_only(tmp_path):
+def test_retrieval_requires_a_permission_and_only_admins_get_scores(tmp_path):
     app = make(tmp_path, defenses=(HideNamed("d3"),), k=3)
     plain, allowed, admin = key(app), key(app, retrieve=True), key(app, "admin")
     with client(app, None) as http:
@@ -858,8 +856,8 @@ def test_documents_are_added_listed_and_removed_by_admins(tmp_path):
         answer = http.post("/v1/chat/completions", json=chat("lighthouse keeper")).json()
         assert "a/b.md#1" in answer["choices"][0]["message"]["content"]
         assert http.post("/v1/documents", json={"documents": [sent["documents"][1]] * 2}).status_code == 400
-        gone = http.delete("/v1/documents", params={"source": "a/b.md"})
-        assert gone.json()["chunks"] == added["chunks"] - 1
+        removal = http.delete("/v1/documents", params={"source": "a/b.md"})
+        assert removal.json()["chunks"] == added["chunks"] - 1
         assert http.delete("/v1/documents", params={"source": "a/b.md"}).status_code == 404
         answer = http.post("/v1/chat/completions", json=chat("lighthouse keeper")).json()
         assert "a/b.md" not in answer["choices"][0]["message"]["content"]
@@ -869,7 +867,7 @@ def test_documents_are_added_listed_and_removed_by_admins(tmp_path):
     assert kept == [("added", 2), ("removed", 1)]
 
 
-def test_sources_that_an_upload_replaces_or_a_removal_deletes_are_updates_for_canaries(tmp_path):
+def test_replaced_and_removed_sources_are_recorded_as_updates_for_canaries(tmp_path):
     app = make(tmp_path, count=0)
 
     def updates():
@@ -882,7 +880,7 @@ def test_sources_that_an_upload_replaces_or_a_removal_deletes_are_updates_for_ca
     with client(app, key(app, "admin")) as http:
         upload("Boats.")
         upload("Ships.")
-        assert updates() == []  # nothing depends on them yet
+        assert updates() == []  # without a baseline, no update is recorded
         app.store.append(Event("baseline", datetime.now(UTC), BASELINE_KIND, {}))
         app.store.flush()
         upload("Ships.")
@@ -914,7 +912,7 @@ def test_an_invalid_document_is_refused(tmp_path, bad):
         assert answer.json()["error"]["param"].startswith("documents")
 
 
-def test_a_key_sees_only_its_tenant(tmp_path):
+def test_key_retrieves_only_documents_of_its_tenant(tmp_path):
     app = make(tmp_path)
     admin, other = key(app, "admin", tenant="other"), key(app, tenant="other")
     with client(app, None) as http:
@@ -955,7 +953,7 @@ def test_a_document_with_labels_is_visible_only_to_keys_with_one_of_them(tmp_pat
         assert "minutes0" in sources
 
 
-def test_metrics_need_a_permission_and_name_no_client(tmp_path):
+def test_metrics_require_a_permission_and_contain_no_client(tmp_path):
     app = make(tmp_path, defenses=(HideNamed("d3"),))
     plain, reader = key(app), key(app, "metrics")
     with client(app, None) as http:
@@ -985,7 +983,7 @@ def test_metrics_can_be_public(tmp_path):
         assert http.get("/metrics").status_code == 200
 
 
-def test_readiness_needs_index_and_store(tmp_path, monkeypatch):
+def test_readiness_requires_index_and_store(tmp_path, monkeypatch):
     app = make(tmp_path)
     with client(app, None) as http:
         assert http.get("/readyz").json() == {"ok": True}
@@ -1018,7 +1016,7 @@ def test_a_configured_origin_is_allowed(tmp_path):
     assert "access-control-allow-origin" not in other.headers
 
 
-def test_usage_is_recorded_by_key_and_requests_by_route(tmp_path):
+def test_usage_is_recorded_per_key_and_requests_per_route(tmp_path):
     app = make(tmp_path)
     text = key(app)
     with client(app, text) as http:
@@ -1033,7 +1031,7 @@ def test_usage_is_recorded_by_key_and_requests_by_route(tmp_path):
     assert requests[0]["stages"]["search"] > 0 and not requests[1]["stages"]
 
 
-def test_the_bare_system_answers_while_the_guard_is_off(tmp_path):
+def test_answers_are_unguarded_while_the_guard_is_off(tmp_path):
     app = make(tmp_path, defenses=(HideNamed("d3"),), mode="off")
     with client(app, key(app, retrieve=True)) as http:
         answer = http.post("/v1/chat/completions", json=chat("only3")).json()
@@ -1051,12 +1049,12 @@ def test_time_to_first_token_is_a_multiple_of_the_pace(tmp_path, path):
     """Questions that take 5, 60 or 120 ms to judge are answered after 400 ms."""
 
     @dataclass
-    class Thoughtful(Defense):
+    class SlowDefense(Defense):
         async def on_retrieve(self, query, retrieval):
             await asyncio.sleep(float(query.text) / 1000)
             return Outcome(retrieval)
 
-    app = make(tmp_path, defenses=(Thoughtful(),), pace_ms=400)
+    app = make(tmp_path, defenses=(SlowDefense(),), pace_ms=400)
     with client(app, key(app, retrieve=True)) as http:
         http.get("/v1/models")
         for judged in ("5", "60", "120"):
@@ -1098,7 +1096,7 @@ UNSUPPORTED = {
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_openais_own_sdk_reads_the_refusal_of_each_unsupported_route(tmp_path):
+def test_openai_sdk_parses_the_refusal_of_each_unsupported_route(tmp_path):
     app = make(tmp_path)
     text = key(app)
     with serving(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key=text, max_retries=0) as sdk:

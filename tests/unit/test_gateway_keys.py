@@ -30,7 +30,7 @@ def test_the_store_does_not_contain_the_secret():
     assert "cmk_" not in kept
 
 
-def test_a_revoked_key_is_refused_here_and_by_another_gateway():
+def test_revoked_key_is_refused_by_all_gateways():
     store = Memory()
     here, there = ApiKeyStore(store), ApiKeyStore(store)
     made, text = here.create(Grant("a"))
@@ -49,9 +49,9 @@ def test_a_revocation_applies_in_any_order_of_events():
     made, text = keys.create(Grant("a"))
     keys.revoke(made.id)
     store.events.reverse()
-    late = ApiKeyStore(store)
-    late.sync()
-    assert late.find(text) is None
+    reader = ApiKeyStore(store)
+    reader.sync()
+    assert reader.find(text) is None
 
 
 def test_only_new_events_are_read():
@@ -69,10 +69,10 @@ def test_only_new_events_are_read():
     assert asked == [0, 1]
 
 
-def test_the_name_or_id_of_a_valid_key_is_no_name_of_a_new_one():
+def test_name_or_id_of_a_valid_key_is_refused_as_name_of_a_new_key():
     store = Memory()
     made, _ = ApiKeyStore(store).create(Grant("web"))
-    keys = ApiKeyStore(store)  # another process, which reads the event first
+    keys = ApiKeyStore(store)  # another process, which must read the event first
     for name in ("web", made.id):
         with pytest.raises(
             ConfigError, match=f"the valid key {made.id} has the name 'web' already; no key was created"
@@ -83,7 +83,7 @@ def test_the_name_or_id_of_a_valid_key_is_no_name_of_a_new_one():
     keys.require_unused_name("web")
 
 
-def test_the_operator_chooses_a_valid_key_that_may_ask_by_its_id_name_or_beginning():
+def test_valid_key_with_permission_to_ask_is_found_by_id_name_or_prefix():
     keys = ApiKeyStore(Memory())
     roles = {"web": "client", "web-2": "admin", "scrape": "metrics"}
     made = {name: keys.create(Grant(name, role=role))[0] for name, role in roles.items()}
@@ -98,12 +98,12 @@ def test_the_operator_chooses_a_valid_key_that_may_ask_by_its_id_name_or_beginni
     for name, says in refused.items():
         with pytest.raises(ConfigError, match=says):
             keys.named(name)
-    keys.revoke(made["web"].id)  # its name does not become the beginning of another one
+    keys.revoke(made["web"].id)  # the name of a revoked key is not used as a prefix
     with pytest.raises(ConfigError, match="no valid key"):
         keys.named("web")
 
 
-def test_an_invalid_event_does_not_lock_out_other_keys():
+def test_invalid_event_does_not_invalidate_other_keys():
     store = Memory()
     keys = ApiKeyStore(store)
     _, text = keys.create(Grant("a"))
@@ -125,7 +125,7 @@ def test_a_later_event_does_not_change_a_key(action):
     assert keys.find(text) == made
 
 
-def test_an_event_of_another_action_makes_no_key():
+def test_event_of_another_action_creates_no_key():
     store = Memory()
     _, text = ApiKeyStore(store).create(Grant("a"))
     store.events = [Event("e", datetime.now(UTC), "key", {**store.events[0].body, "action": "renamed"})]
@@ -134,13 +134,13 @@ def test_an_event_of_another_action_makes_no_key():
     assert keys.find(text) is None
 
 
-def test_a_key_that_is_not_written_is_not_returned():
-    class Full(Memory):
+def test_key_is_returned_only_after_it_is_stored():
+    class UnconfirmedStore(Memory):
         def flush(self, timeout_s=10.0):
             return False
 
     with pytest.raises(BackendError, match="did not confirm the key"):
-        ApiKeyStore(Full()).create(Grant("a"))
+        ApiKeyStore(UnconfirmedStore()).create(Grant("a"))
 
 
 def test_revoking_an_unknown_key_is_an_error():
@@ -177,17 +177,17 @@ def test_arbitrary_text_is_not_a_key(text):
     assert keys.find(text) is None
 
 
-def test_every_text_costs_one_hash_and_one_comparison(monkeypatch):
+def test_each_lookup_computes_one_hash_and_one_comparison(monkeypatch):
     """Malformed, unknown, wrong and revoked keys cost the same: one hash, and one comparison in constant time."""
     keys = ApiKeyStore(Memory())
     made, text = keys.create(Grant("a"))
-    gone, gone_text = keys.create(Grant("b"))
-    keys.revoke(gone.id)
+    revoked_key, revoked_text = keys.create(Grant("b"))
+    keys.revoke(revoked_key.id)
     seen = []
     real_digest, real_compare = module._digest, module.hmac.compare_digest
     monkeypatch.setattr(module, "_digest", lambda *a: seen.append("hash") or real_digest(*a))
     monkeypatch.setattr(module.hmac, "compare_digest", lambda *a: seen.append("compare") or real_compare(*a))
-    for sent in ("", "nonsense", f"cmk_{'f' * 16}_{'s' * 43}", f"cmk_{made.id}_{'s' * 43}", gone_text):
+    for sent in ("", "nonsense", f"cmk_{'f' * 16}_{'s' * 43}", f"cmk_{made.id}_{'s' * 43}", revoked_text):
         seen.clear()
         assert keys.find(sent) is None
         assert seen == ["hash", "compare"]

@@ -23,7 +23,7 @@ def admit(limits, key):
     return asyncio.run(limits.admit(key))
 
 
-def test_a_minute_s_requests_may_come_at_once_and_then_at_the_rate():
+def test_requests_of_a_minute_may_arrive_at_once_and_later_ones_at_the_rate():
     clock = Clock()
     limits, key = RateLimits(Memory(clock=clock), 60, 100, 10), a_key(requests_per_minute=6)
     assert [admit(limits, key) for _ in range(6)] == [None] * 6
@@ -56,10 +56,10 @@ def test_no_minute_has_more_than_twice_the_rate_over_all_gateways(requests, rate
 def test_concurrent_requests_share_the_rate():
     limits, key = RateLimits(Memory(clock=Clock()), 5, 100, 10), a_key()
 
-    async def together():
+    async def concurrent_requests():
         return await asyncio.gather(*(limits.admit(key) for _ in range(8)))
 
-    assert sorted(wait is None for wait in asyncio.run(together())) == [False] * 3 + [True] * 5
+    assert sorted(wait is None for wait in asyncio.run(concurrent_requests())) == [False] * 3 + [True] * 5
 
 
 def test_an_exhausted_budget_is_reset_at_midnight():
@@ -70,10 +70,10 @@ def test_an_exhausted_budget_is_reset_at_midnight():
     wait = admit(limits, key)
     assert wait.reason == "budget"
     assert 0 < wait.retry_after_s <= 86400
-    assert admit(limits, a_key(tokens_per_day=1000)) is None  # its own budget is larger
+    assert admit(limits, a_key(tokens_per_day=1000)) is None  # the budget of this key is larger
 
 
-def test_a_new_day_starts_with_a_full_budget():
+def test_new_day_starts_with_the_full_budget():
     days = [date(2026, 1, 1)]
     limits, key = RateLimits(Memory(), 60, 10, 10, today=lambda: days[0]), a_key()
     asyncio.run(limits.consume_tokens(key, 10))
@@ -99,10 +99,10 @@ def test_all_gateways_together_send_at_most_the_budget(answers):
         assert budget.used <= size + piece
         await budget.close()
 
-    async def all_of_them():
+    async def all_gateways():
         await asyncio.gather(*(answer(*one) for one in answers))
 
-    asyncio.run(all_of_them())
+    asyncio.run(all_gateways())
     assert left <= 1000
     assert store.tallies == {} or left <= store.tallies["tokens:k"][0] <= 1000
 
@@ -122,7 +122,7 @@ def test_unused_tokens_are_refunded():
     assert store.tallies["tokens:k"][0] == 10
 
 
-def test_tokens_that_cannot_be_refunded_end_no_answer(caplog):
+def test_failed_refund_is_logged_and_does_not_end_the_answer(caplog):
     class Down(Memory):
         def acquire(self, wanted):
             if wanted[0].amount < 0:
@@ -169,7 +169,7 @@ def test_slots_are_acquired_and_released():
 
 
 @pytest.mark.parametrize("greedy", [1, 2, 5, 10])
-def test_greedy_keys_leave_slots_for_others(greedy):
+def test_keys_with_many_requests_leave_slots_for_other_keys(greedy):
     limits = RateLimits(Memory(), 60, 100, 1200)
     for _ in range(1300):
         for number in range(greedy):
@@ -179,7 +179,7 @@ def test_greedy_keys_leave_slots_for_others(greedy):
     assert limits.acquire_slot(a_key("another")) is None
 
 
-def test_keys_one_after_the_other_leave_slots_for_the_next():
+def test_keys_in_sequence_each_leave_a_slot_for_the_next_key():
     limits = RateLimits(Memory(), 60, 100, 1200)
     for number in range(3):
         while limits.acquire_slot(a_key(str(number))) is None:

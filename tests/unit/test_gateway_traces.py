@@ -1,4 +1,4 @@
-"""The gateway as a receiver of traces: the real SDK and exporter, roles, limits, and several gateways."""
+"""The gateway as a receiver of traces: SDK and exporter of OpenTelemetry, roles, limits, several gateways."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def request(spans=1, attributes=None, **more):
 
 
 def finished_spans():
-    """Spans of an application that answers one question with a retrieval, made by the real SDK."""
+    """Spans of the OpenTelemetry SDK for an application that answers one question with a retrieval."""
     memory, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(memory))
     tracer = provider.get_tracer("app")
@@ -60,7 +60,7 @@ def finished_spans():
 
 
 @pytest.mark.parametrize("compression", [Compression.NoCompression, Compression.Gzip, Compression.Deflate])
-def test_the_real_exporter_sends_traces(tmp_path, compression):
+def test_traces_of_the_sdk_exporter_are_recorded(tmp_path, compression):
     app = make(tmp_path, defenses=(HideNamed("d3"),))
     headers = {"Authorization": f"Bearer {key(app, 'traces')}"}
     with serving(app) as url:
@@ -86,14 +86,14 @@ def test_no_text_is_in_the_store_or_in_the_log(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("role", "status"), [("traces", 200), ("admin", 200), ("client", 403), ("metrics", 403)])
-def test_only_two_roles_may_send_traces(tmp_path, role, status):
+def test_only_keys_for_traces_and_admins_may_send_traces(tmp_path, role, status):
     app = make(tmp_path)
     with client(app, key(app, role)) as http:
         assert http.post("/v1/traces", json=request()).status_code == status
         assert httpx.post(f"{http.base_url}/v1/traces", json=request()).status_code == 401
 
 
-def test_a_key_for_traces_may_do_nothing_else(tmp_path):
+def test_key_for_traces_has_no_other_permission(tmp_path):
     app = make(tmp_path)
     with client(app, key(app, "traces")) as http:
         assert http.get("/metrics").status_code == 403
@@ -117,7 +117,7 @@ def test_a_key_for_traces_may_do_nothing_else(tmp_path):
         (b"", PROTOBUF, 200, ""),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_with_a_reason(tmp_path, content, headers, status, said):
+def test_unreadable_requests_are_refused_with_a_reason(tmp_path, content, headers, status, said):
     app = make(tmp_path)
     with client(app, key(app, "traces")) as http:
         answer = http.post("/v1/traces", content=content, headers=headers)
@@ -127,22 +127,22 @@ def test_what_cannot_be_read_is_refused_with_a_reason(tmp_path, content, headers
 
 def test_one_body_is_decoded_at_a_time(tmp_path, monkeypatch):
     app = make(tmp_path)
-    decode, running, most = traces._decode, [], []
+    decode, running, concurrency = traces._decode, [], []
 
     def observed(*given):
         running.append(given)
-        most.append(len(running))
+        concurrency.append(len(running))
         time.sleep(0.05)
         running.pop()
         return decode(*given)
 
     monkeypatch.setattr(traces, "_decode", observed)
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-    small = gzip.compress(b'{"resourceSpans": [' + b"{}," * 290_000 + b"{}]}")  # 900 kB of 580,000 values
+    compressed = gzip.compress(b'{"resourceSpans": [' + b"{}," * 290_000 + b"{}]}")  # 900 kB of 580,000 values
     with client(app, key(app, "traces")) as http, ThreadPoolExecutor(4) as pool:
-        for answer in pool.map(lambda _: http.post("/v1/traces", content=small, headers=headers), range(4)):
+        for answer in pool.map(lambda _: http.post("/v1/traces", content=compressed, headers=headers), range(4)):
             assert (answer.status_code, "more than 500,000 values" in answer.text) == (400, True)
-    assert most == [1] * 4
+    assert concurrency == [1] * 4
 
 
 def test_rejected_spans_are_counted_in_both_encodings(tmp_path):
@@ -159,7 +159,7 @@ def test_rejected_spans_are_counted_in_both_encodings(tmp_path):
         assert "trace id" in partial.error_message
 
 
-class Down(BagOfWords):
+class FailingEmbedder(BagOfWords):
     """An embedder that fails on request."""
 
     down = threading.Event()
@@ -170,20 +170,20 @@ class Down(BagOfWords):
         return super().embed(texts, progress)
 
 
-def test_a_batch_that_cannot_be_recorded_is_to_be_sent_again(tmp_path):
+def test_batch_that_cannot_be_recorded_gets_503_with_retry_after(tmp_path):
     app = make(tmp_path)
-    app.guard.rag.embedder = embedder = Down(256)
+    app.guard.rag.embedder = embedder = FailingEmbedder(256)
     with client(app, key(app, "traces")) as http:
         embedder.down.set()
         refused = http.post("/v1/traces", json=request())
-        assert refused.status_code == 503 and "Retry-After" in refused.headers  # exporters send it again
+        assert refused.status_code == 503 and "Retry-After" in refused.headers  # exporters repeat the request
         assert not app.store.scan(TRACE_KIND)
         embedder.down.clear()
         assert http.post("/v1/traces", json=request()).status_code == 200
         assert len(app.store.scan(TRACE_KIND)) == 1
 
 
-def test_while_the_store_fails_nothing_is_queued_and_the_batch_is_to_be_sent_again(tmp_path, monkeypatch):
+def test_store_failure_gets_503_and_queues_no_event(tmp_path, monkeypatch):
     app = make(tmp_path)
     with client(app, key(app, "traces")) as http:
         queued, waits = [], []
@@ -233,7 +233,7 @@ def test_receiving_traces_is_not_traced(tmp_path, monkeypatch):
 
 
 def _whole_trace(exporter):
-    """All spans of one request; the outermost ends after its answer was sent."""
+    """Waits for all spans of one request; the outermost span ends after the answer is sent."""
     for _ in range(1000):
         spans = exporter.get_finished_spans()
         if any(span.parent is not None and span.parent.is_remote for span in spans):
@@ -242,7 +242,7 @@ def _whole_trace(exporter):
     raise AssertionError("the request's span did not end")
 
 
-def test_verdicts_of_a_traced_gateway_are_joined_with_the_application_s_question(tmp_path, monkeypatch):
+def test_verdicts_of_a_traced_gateway_are_joined_with_the_question_of_the_application(tmp_path, monkeypatch):
     """The gateway's own spans continue the application's trace; both are sent to the receiver."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

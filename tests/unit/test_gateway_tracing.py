@@ -1,4 +1,4 @@
-"""Traces: their content, and their export to a real collector."""
+"""Traces: content, and export to a collector over HTTP."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BEGUN = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
 
 @pytest.fixture
 def exported(monkeypatch):
-    """The spans that are exported."""
+    """The exporter that collects all spans."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(state, "open_tracer", lambda address: RequestTracer(provider))
@@ -83,13 +83,13 @@ PUBLISHED = {
 
 
 def attribute_names(spans):
-    """Names of the attributes of spans and events, all of them published or our own."""
+    """Names of the attributes of spans and events: each is published or begins with ``casemate.``."""
     names = {name for span in spans for group in (span, *span.events) for name in group.attributes}
     assert {name for name in names if name not in PUBLISHED and not name.startswith("casemate.")} == set()
     return names
 
 
-def test_attributes_and_operations_are_those_of_the_published_conventions(tmp_path, exported):
+def test_attributes_and_operations_follow_the_published_conventions(tmp_path, exported):
     with FakeOpenAI() as fake:
         app = make(tmp_path, OpenAIGenerator("m", fake.url, "k"), (HideNamed("d3"),))
         with client(app, key(app)) as http:
@@ -102,13 +102,13 @@ def test_attributes_and_operations_are_those_of_the_published_conventions(tmp_pa
     assert done.keys() == {"embeddings", "retrieval", "chat"}
     assert done.keys() <= {value.value for value in gen_ai.GenAiOperationNameValues}
     assert done["chat"].attributes["gen_ai.output.type"] in {value.value for value in gen_ai.GenAiOutputTypeValues}
-    for operation, span in done.items():  # the convention for names of spans
+    for operation, span in done.items():  # the convention for span names
         assert span.name == f"{operation} {span.attributes.get('gen_ai.request.model', '')}".strip()
     assert done["embeddings"].attributes["gen_ai.embeddings.dimension.count"] == 256
     assert done["chat"].kind is SpanKind.CLIENT
 
 
-def test_a_failure_of_the_generator_has_its_type_and_not_its_message(tmp_path, exported):
+def test_span_of_a_generator_failure_has_the_error_type_without_the_message(tmp_path, exported):
     app = make(tmp_path, gateways.Down())
     with client(app, key(app)) as http:
         assert http.post("/v1/chat/completions", json=chat("only3")).status_code == 503
@@ -119,7 +119,7 @@ def test_a_failure_of_the_generator_has_its_type_and_not_its_message(tmp_path, e
     assert not any("secret" in span.to_json() for span in spans)
 
 
-def test_spans_contain_no_text_and_answers_no_span(tmp_path, exported):
+def test_spans_contain_no_text_and_responses_contain_no_trace_data(tmp_path, exported):
     app = make(tmp_path, defenses=(HideNamed("d3"),))
     with client(app, key(app, "admin")) as http:
         sent = {"documents": [{"source": "secretsource", "text": "secretword and more"}]}
@@ -148,7 +148,7 @@ def test_refused_and_disconnected_requests_have_spans(tmp_path, exported):
     assert (span.attributes["http.response.status_code"], span.attributes["casemate.key"]) == (401, "")
 
 
-def test_the_trace_continues_at_a_remote_model(tmp_path, exported):
+def test_trace_context_is_sent_to_a_remote_model(tmp_path, exported):
     with FakeOpenAI() as fake:
         app = make(tmp_path, OpenAIGenerator("m", fake.url, "k"))
         with client(app, key(app)) as http:

@@ -36,7 +36,7 @@ def test_rewritten_answers_have_no_operations():
     assert summarize_costs([*CASCADE, event(generations=2)]) == summarize_costs(CASCADE)
 
 
-def test_private_answers_have_no_drafts():
+def test_costs_of_private_answers_contain_no_drafts():
     found = summarize_costs([event(flops_honest=300.0, flops_reference=100.0)])
     assert set(found) == {"answers", "flops_honest", "flops_honest_of_reference"}
     assert (
@@ -45,6 +45,6 @@ def test_private_answers_have_no_drafts():
     )
 
 
-def test_line_has_both_counts():
+def test_formatted_costs_contain_both_counts():
     assert "0.67 times the reference alone (paper's count)" in format_costs(summarize_costs(CASCADE))
     assert format_costs(summarize_costs(CASCADE)).endswith("90 % of drafts kept")

@@ -59,7 +59,7 @@ def answer(model: CausalLM, question: str = "Where?", *context: Document, instru
     return asyncio.run(whole())
 
 
-def test_weights_are_those_of_the_file(tiny: CausalLM, file: Path) -> None:
+def test_weights_equal_those_of_the_file(tiny: CausalLM, file: Path) -> None:
     named = {tensor.name: tensor for tensor in gguf.GGUFReader(str(file)).tensors}
     state = tiny._model.state_dict()
     pairs = {
@@ -81,19 +81,19 @@ def test_a_cached_model_is_not_converted_again(file: Path, cache: Path, tiny: Ca
     assert answer(again, "Where?", NOTE) == answer(tiny, "Where?", NOTE)
 
 
-def test_a_changed_file_is_converted_anew(tmp_path: Path) -> None:
+def test_changed_file_is_converted_again(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "m.gguf", seed=1)
     first = converted(file, cache=tmp_path / "cache")
     write_gguf(file, seed=2)
     assert converted(file, cache=tmp_path / "cache") != first
 
 
-def test_the_cache_follows_the_environment(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_follows_xdg_cache_home(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert converted(file).parent == tmp_path / "casemate" / "models"
 
 
-def test_an_interrupted_conversion_leaves_nothing(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_conversion_leaves_no_files(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(file: Path, folder: Path, dtype: str) -> None:
         (folder / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
@@ -112,7 +112,7 @@ def test_the_prompt_is_a_chat_with_roles(tiny: CausalLM) -> None:
     assert '<|im_end|>\n<|im_start|>user\n<document number="1">\nPharmacy\nThe pharmacy' in shown
     assert shown.endswith("Question: Where? < |im_end|><|im_end|>\n<|im_start|>assistant\n")
     (end,) = tiny.ends
-    assert ids.count(end) == 2  # text of a question ends no turn
+    assert ids.count(end) == 2  # special tokens in a question do not end a turn
 
 
 @pytest.mark.parametrize("refusal", ["{{ raise_exception('no system') }}", ""])
@@ -143,20 +143,20 @@ def test_a_template_that_fails_is_refused_when_the_model_is_loaded(template: str
 
 
 @pytest.mark.slow
-def test_a_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "SECONDS", 2)  # of the caller: it kills the process after three times this
+def test_template_that_exceeds_the_time_limit_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 2)  # the caller kills the process after three times this limit
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(DataError, match=r"refuses the prompt \(it did not end within 6 seconds\)"):
         ChatTemplate.load(loop, {}, "m")
 
 
 @given(system=st.text(), user=st.text())
-def test_messages_replace_the_marks(system: str, user: str) -> None:
+def test_messages_replace_the_placeholders(system: str, user: str) -> None:
     template = ChatTemplate(("<", chat_template.SYSTEM, "|", chat_template.USER, ">"))
     assert template.text(system, user) == f"<{system.strip()}|{user.strip()}>"
 
 
-def test_the_chat_is_that_of_transformers(tiny: CausalLM) -> None:
+def test_chat_equals_that_of_transformers(tiny: CausalLM) -> None:
     prompt = Prompt("Where? {{ messages }}", (NOTE,), "Be brief.")
     chat = [
         {"role": "system", "content": f"Be brief.\n\n{DATA_NOTE}"},
@@ -191,7 +191,7 @@ class TestUnusableFiles:
     @pytest.mark.parametrize(
         "content", [b"PK\x03\x04" + b"\0" * 100, b"ggml" * 20, b"{}", random.Random(0).randbytes(64)]
     )
-    def test_foreign(self, content: bytes, tmp_path: Path) -> None:
+    def test_other_file_format(self, content: bytes, tmp_path: Path) -> None:
         (tmp_path / "m.gguf").write_bytes(content)
         with pytest.raises(DataError, match="is not a GGUF file: it does not begin with 'GGUF'"):
             converted(tmp_path / "m.gguf", cache=tmp_path)
@@ -232,7 +232,7 @@ class TestUnusableFiles:
             converted(file, cache=tmp_path)
 
     @pytest.mark.parametrize("name", ["absent.gguf", ""])
-    def test_no_file(self, name: str, tmp_path: Path) -> None:
+    def test_missing_file(self, name: str, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"cannot be read \((No such file|Is a directory)"):
             converted(tmp_path / name, cache=tmp_path)
 
@@ -252,12 +252,12 @@ def test_a_damaged_conversion(part: str, share: float, file: Path, tmp_path: Pat
 
 
 class TestAnswers:
-    def test_never_stops(self, tiny: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_endless_answer_ends_at_max_tokens(self, tiny: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
         letter = tiny._tokenizer.token_to_id("h")
         monkeypatch.setattr(tiny, "_next", lambda *_: (letter, None))
         assert answer(tiny) == "h" * tiny.max_tokens
 
-    def test_says_nothing(self, tiny: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_empty_answer_is_an_error(self, tiny: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
         (end,) = tiny.ends
         monkeypatch.setattr(tiny, "_next", lambda *_: (end, None))
         with pytest.raises(BackendError, match="wrote nothing after .* tokens; use a model trained to answer"):
@@ -268,8 +268,8 @@ class TestAnswers:
             answer(tiny, "Where?", Document("a", "word " * LENGTH))
 
 
-class Sealed(Defense):
-    """Replaces every answer: what a client receives otherwise was not guarded."""
+class ReplaceAnswer(Defense):
+    """Replaces every answer, so any other text that a client receives was not guarded."""
 
     paper = "none: for these tests"
 
@@ -278,8 +278,8 @@ class Sealed(Defense):
         return Outcome(replace(answer, text="sealed"), verdict)
 
 
-class TestBehindAGuard:
-    """Whatever the model does, a client receives a guarded answer or an error, in bounded time."""
+class TestModelWithGuard:
+    """For every behavior of the model, a client receives a guarded answer or an error in bounded time."""
 
     def guard(self, model: CausalLM, tmp_path: Path, *defenses: Defense) -> Guard:
         index = SqliteIndex(tmp_path / "index.db")
@@ -297,16 +297,18 @@ class TestBehindAGuard:
         return asyncio.run(whole())
 
     @pytest.mark.parametrize("streamed", [False, True])
-    def test_never_stops(self, streamed: bool, tiny: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_endless_answer_ends_at_max_tokens(
+        self, streamed: bool, tiny: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         calls: list[int] = []
         letter = tiny._tokenizer.token_to_id("h")
         monkeypatch.setattr(tiny, "_next", lambda *_: calls.append(1) or (letter, None))
-        assert self.received(self.guard(tiny, tmp_path, Sealed()), streamed) == "sealed"
+        assert self.received(self.guard(tiny, tmp_path, ReplaceAnswer()), streamed) == "sealed"
         assert len(calls) == tiny.max_tokens
 
     @pytest.mark.parametrize("streamed", [False, True])
     @pytest.mark.parametrize("failure", ["silence", "too long", "NaN in the middle"])
-    def test_fails(
+    def test_model_failure_is_raised_without_output(
         self, failure: str, streamed: bool, tiny: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made: list[int] = []
@@ -323,7 +325,7 @@ class TestBehindAGuard:
         monkeypatch.setattr(tiny, "_next", following)
         if failure == "too long":
             monkeypatch.setattr(tiny, "_limit", 20)
-        guard, pieces = self.guard(tiny, tmp_path, Sealed()), []
+        guard, pieces = self.guard(tiny, tmp_path, ReplaceAnswer()), []
 
         async def whole() -> None:
             stream = guard.stream(Query("Where?", "ann"))
@@ -334,7 +336,7 @@ class TestBehindAGuard:
         assert not pieces
 
     @pytest.mark.parametrize("failure", ["silence", "too long"])
-    def test_the_cascade_fails(
+    def test_cascade_raises_the_error(
         self, failure: str, tiny: CausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if failure == "silence":
@@ -348,7 +350,7 @@ class TestBehindAGuard:
 
 @pytest.mark.slow
 def test_smollm2_answers_from_the_context() -> None:
-    """A real model, 98 MB, if it is in the cache outside the repository."""
+    """Uses a model of 98 MB if it is in the cache."""
     file = Path.home() / ".cache/casemate-models/smollm2-135m-instruct-q4_1.gguf"
     if not file.exists():
         pytest.skip(f"no model at {file}")

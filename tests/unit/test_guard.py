@@ -91,7 +91,7 @@ def ids(retrieval):
     return [h.document.id for h in retrieval.hits]
 
 
-def test_hiding_keeps_the_context_full_and_the_hidden_out(make):
+def test_hidden_documents_are_replaced_in_the_context(make):
     held = documents(60)
     guard = make([HideBest()], held)
     retrieval, (verdict,) = asyncio.run(guard.retrieve(Query(held[7].text, k=10)))
@@ -118,20 +118,20 @@ def test_context_is_full_for_any_number_of_hidden_chunks(k, chunks, layers, othe
 
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 49), k=st.integers(1, 8))
-def test_observe_mode_changes_no_answer(seed, k):
+def test_observe_mode_does_not_change_answers(seed, k):
     with tempfile.TemporaryDirectory() as folder:
         index, held = SqliteIndex(Path(folder) / "i.db"), documents(50, seed)
         rag = Rag(BagOfWords(), index, Parrot())
         index.add(held, rag.embedder.embed([d.content for d in held]))
         guard = Guard(rag, [Mirabel(mode="paper"), HideBest(), Censor()], enforce=False)
         query = Query(held[seed].text, k=k)
-        bare, watched = asyncio.run(rag.ask(query)), asyncio.run(guard.ask(query))
+        bare, observed = asyncio.run(rag.ask(query)), asyncio.run(guard.ask(query))
         streamed = asyncio.run(join_stream(guard.stream(query)))
         index.close()
-    assert (watched.text, watched.retrieval) == (bare.text, bare.retrieval)
+    assert (observed.text, observed.retrieval) == (bare.text, bare.retrieval)
     assert streamed == bare.text
-    assert {v.enforced for v in watched.verdicts} == {False}
-    assert any(v.flagged for v in watched.verdicts)
+    assert {v.enforced for v in observed.verdicts} == {False}
+    assert any(v.flagged for v in observed.verdicts)
 
 
 def test_mirabel_hides_a_copied_document_end_to_end(make):
@@ -143,13 +143,13 @@ def test_mirabel_hides_a_copied_document_end_to_end(make):
     assert len(answer.retrieval.hits) == 5
 
 
-def test_asked_and_streamed_answers_are_equal(make):
+def test_complete_and_streamed_answers_are_equal(make):
     guard = make([HideBest()], documents(40))
     query = Query("amber heron")
     assert asyncio.run(join_stream(guard.stream(query))) == asyncio.run(guard.ask(query)).text
 
 
-def test_stream_is_sent_whole_if_a_defense_acts_on_answers(make):
+def test_stream_is_sent_in_one_piece_if_a_defense_acts_on_answers(make):
     guard = make([Censor()], documents(40))
 
     async def pieces():
@@ -171,9 +171,9 @@ def test_failing_defense_withholds_the_context_by_default(make, stage, caplog):
 
 
 @pytest.mark.parametrize("first", ["amber", "heron"])
-def test_a_withheld_question_refuses_the_turn_whichever_query_is_first(make, first):
+def test_failure_for_one_query_withholds_the_context_of_the_turn(make, first):
     class FailsOnce(Defense):
-        """Fails when it judges for the first time."""
+        """Fails at its first decision."""
 
         failed = False
 
@@ -196,17 +196,17 @@ def test_failing_defense_is_skipped_with_on_error_open(make, stage):
     bare = asyncio.run(guard.rag.ask(Query("amber")))
     answer = asyncio.run(guard.ask(Query("amber")))
     assert answer.text == bare.text and [v.action for v in answer.verdicts] == [Action.NONE]
-    with turn("amber"):  # nor is the turn refused
+    with turn("amber"):  # the turn is not refused either
         assert asyncio.run(guard.ask(Query("amber"))).text == bare.text
 
 
 def test_the_question_of_a_turn_is_judged_once_for_each_client(make):
-    curious = Curious()
-    guard = make([curious], documents(40))
+    recording = RecordingDefense()
+    guard = make([recording], documents(40))
     with turn("amber"):
         for text, client in (("birch", "ann"), ("cedar", "ann"), ("birch", "otto"), ("birch", "ann")):
             asyncio.run(guard.retrieve(Query(text, client=client)))
-    assert len(curious.given) == 4 + 2
+    assert len(recording.given) == 4 + 2
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_defense_that_fails_to_limit_fetched_documents_withholds_them(make, on
     assert "secret text" not in caplog.text
 
 
-def test_failure_with_a_false_truth_value_withholds_the_context(make):
+def test_exception_that_evaluates_to_false_withholds_the_context(make):
     class Empty(RuntimeError):
         def __len__(self):
             return 0
@@ -252,12 +252,12 @@ def test_invalid_result_of_a_defense_withholds_the_context(make, nonsense):
     assert asyncio.run(bare.ask(Query("amber"))).text == asyncio.run(bare.rag.ask(Query("amber"))).text
 
 
-def test_failing_store_does_not_cost_the_answer(make, caplog):
-    class Closed(Memory):
+def test_store_failure_does_not_prevent_the_answer(make, caplog):
+    class ClosedStore(Memory):
         def append(self, event):
             raise BackendError("closed", backend="memory", retryable=False)
 
-    assert asyncio.run(make([HideBest()], documents(40), store=Closed()).ask(Query("amber"))).text
+    assert asyncio.run(make([HideBest()], documents(40), store=ClosedStore()).ask(Query("amber"))).text
     assert "was not appended to the event store" in caplog.text
 
 
@@ -302,7 +302,7 @@ def test_on_stage_receives_the_duration_of_every_stage(make):
 
 
 def test_instrumented_copy_shares_the_defenses_and_does_not_change_the_guard(make):
-    class Shouting(Parrot):
+    class UpperCaseGenerator(Parrot):
         def __init__(self, inner):
             self.inner = inner
 
@@ -313,7 +313,7 @@ def test_instrumented_copy_shares_the_defenses_and_does_not_change_the_guard(mak
     own, other, stages = Memory(), Memory(), []
     guard = make([HideBest()], documents(40), store=own)
     copy = guard.instrumented(
-        store=other, wrap_generator=Shouting, on_stage=lambda stage, seconds: stages.append(stage)
+        store=other, wrap_generator=UpperCaseGenerator, on_stage=lambda stage, seconds: stages.append(stage)
     )
     answer = asyncio.run(copy.ask(Query("amber")))
     assert answer.text.isupper()
@@ -326,14 +326,16 @@ def test_instrumented_copy_shares_the_defenses_and_does_not_change_the_guard(mak
     assert guard.instrumented().store is own
 
 
-def test_the_mode_is_switched_in_all_copies_from_the_next_question_on(make):
+def test_mode_switch_applies_to_all_copies_from_the_next_question_on(make):
     guard = make([HideBest()], documents(40))
     copy = guard.instrumented()
     withheld = asyncio.run(copy.ask(Query("amber")))
     guard.enforce = False
-    seen = asyncio.run(copy.ask(Query("amber")))
+    unenforced = asyncio.run(copy.ask(Query("amber")))
     bare = asyncio.run(guard.rag.ask(Query("amber")))
-    assert (seen.text, seen.retrieval) == (bare.text, bare.retrieval) and {v.enforced for v in seen.verdicts} == {False}
+    assert (unenforced.text, unenforced.retrieval) == (bare.text, bare.retrieval) and {
+        v.enforced for v in unenforced.verdicts
+    } == {False}
     guard.enforce = True
     again = asyncio.run(copy.ask(Query("amber")))
     assert (again.text, again.retrieval) == (withheld.text, withheld.retrieval) != (bare.text, bare.retrieval)
@@ -400,54 +402,54 @@ def test_documents_can_be_removed(make):
 
 
 @dataclass
-class Curious(Defense):
+class RecordingDefense(Defense):
     """Requests a number of hits, hides blocked sources, and records the number of hits received."""
 
-    wants: int = 0
-    secret: tuple[str, ...] = ()
+    requested: int = 0
+    blocked: tuple[str, ...] = ()
     lookahead: int = 0
     given: list = field(default_factory=list)
 
     def blocked_sources(self, query):
-        return self.secret
+        return self.blocked
 
     async def on_retrieve(self, query, retrieval):
         self.given.append((len(retrieval.hits), retrieval.exhausted))
-        if len(retrieval.hits) < self.wants:
+        if len(retrieval.hits) < self.requested:
             return Outcome(retrieval, more=True)
-        kept = tuple(h for h in retrieval.hits if h.document.source not in self.secret)
-        hidden = tuple(h.document.id for h in retrieval.hits if h.document.source in self.secret)
+        kept = tuple(h for h in retrieval.hits if h.document.source not in self.blocked)
+        hidden = tuple(h.document.id for h in retrieval.hits if h.document.source in self.blocked)
         verdict = Verdict("curious", bool(hidden), Action.HIDE if hidden else Action.NONE, 1.0, 0.5, hidden)
         return Outcome(replace(retrieval, hits=kept), verdict)
 
 
 @pytest.mark.parametrize(("lookahead", "least"), [(0, 5), (7, 12), (60, 65)])
-def test_defense_receives_its_lookahead_beyond_the_context(make, lookahead, least):
-    curious = Curious(lookahead=lookahead)
-    retrieval, _ = asyncio.run(make([curious, HideBest()], documents(100)).retrieve(Query("amber", k=5)))
-    assert curious.given[0][0] >= least
-    assert not curious.given[0][1]
+def test_defense_receives_lookahead_hits_beyond_the_context(make, lookahead, least):
+    recording = RecordingDefense(lookahead=lookahead)
+    retrieval, _ = asyncio.run(make([recording, HideBest()], documents(100)).retrieve(Query("amber", k=5)))
+    assert recording.given[0][0] >= least
+    assert not recording.given[0][1]
     assert len(retrieval.hits) == 5
 
 
 def test_a_defense_that_withholds_or_compares_precedes_one_that_reorders(make):
     reorders = Quorum(jitter=1)
-    for compares in (HideBest(), Curious(lookahead=1)):
+    for compares in (HideBest(), RecordingDefense(lookahead=1)):
         make([compares, reorders])
         name = type(compares).__name__
         with pytest.raises(ConfigError, match=f"quorum reorders hits, which misleads {name}; place {name}"):
             make([reorders, compares])
-    make([reorders, Curious(lookahead=0)])
+    make([reorders, RecordingDefense(lookahead=0)])
 
 
-def test_items_without_an_id_are_recognized_by_their_text_alone():
+def test_items_without_an_id_are_identified_by_their_text():
     with turn("What?") as current:
         current.show([Hit(Document("", "amber"), 0.9)], object(), "default")
         current.allowed([(None, "amber")], lambda item: item)
         assert current.allowed([("", "amber"), (None, "birch"), ("", "cedar")], lambda item: item) == [("", "amber")]
 
 
-def test_sources_are_collected_inside_the_block_alone_and_from_any_text():
+def test_sources_are_collected_only_within_the_block_and_from_any_text():
     index, hits = object(), [Hit(Document(name, f"text \ud800 {name}"), 0.9) for name in "ab"]
     with turn("What is \ud800?") as current:
         with collect_sources() as found:
@@ -458,18 +460,18 @@ def test_sources_are_collected_inside_the_block_alone_and_from_any_text():
 
 
 @pytest.mark.parametrize("chunks", [8, 44, 48, 190])
-def test_lookahead_remains_whichever_source_is_hidden_before(make, chunks):
+def test_lookahead_is_complete_after_another_defense_hides_a_source(make, chunks):
     large = [Document(f"big#{i}", f"amber birch part{i}", source="big") for i in range(chunks)]
-    curious = Curious(lookahead=7)
-    asyncio.run(make([HideBest(), curious], large + documents(60)).retrieve(Query("amber birch", k=5)))
-    assert curious.given[0][0] >= 12
+    recording = RecordingDefense(lookahead=7)
+    asyncio.run(make([HideBest(), recording], large + documents(60)).retrieve(Query("amber birch", k=5)))
+    assert recording.given[0][0] >= 12
 
 
-def test_request_for_more_hits_repeats_the_decision_once_they_are_there(make):
-    store, curious = Memory(), Curious(wants=70)
-    guard = make([HideBest(), curious], documents(100), store=store)
+def test_decision_is_repeated_after_requested_hits_are_fetched(make):
+    store, recording = Memory(), RecordingDefense(requested=70)
+    guard = make([HideBest(), recording], documents(100), store=store)
     retrieval, verdicts = asyncio.run(guard.retrieve(Query("amber", k=5)))
-    counts = [count for count, _ in curious.given]
+    counts = [count for count, _ in recording.given]
     assert len(counts) > 2
     assert all(a < b for a, b in zip(counts, counts[1:], strict=False))
     assert counts[-2] < 70 <= counts[-1]
@@ -478,17 +480,17 @@ def test_request_for_more_hits_repeats_the_decision_once_they_are_there(make):
 
 
 def test_a_defense_requests_more_hits_for_a_client_that_may_not_read_them(make):
-    curious = Curious(wants=70)
-    guard = make([HideBest(), curious], documents(100), audience=AudiencePolicy("quorum"))
+    recording = RecordingDefense(requested=70)
+    guard = make([HideBest(), recording], documents(100), audience=AudiencePolicy("quorum"))
     retrieval, _ = asyncio.run(guard.retrieve(Query("amber", k=5, groups=frozenset())))
-    assert curious.given[-1][0] >= 70 and not retrieval.hits
+    assert recording.given[-1][0] >= 70 and not retrieval.hits
 
 
-def test_request_for_more_hits_ends_with_the_corpus(make):
-    curious = Curious(wants=1000)
-    retrieval, verdicts = asyncio.run(make([curious], documents(30)).retrieve(Query("amber", k=5)))
-    assert curious.given[-1] == (30, True)
-    assert [exhausted for _, exhausted in curious.given[:-1]] == [False] * (len(curious.given) - 1)
+def test_requests_for_more_hits_end_when_the_corpus_is_exhausted(make):
+    recording = RecordingDefense(requested=1000)
+    retrieval, verdicts = asyncio.run(make([recording], documents(30)).retrieve(Query("amber", k=5)))
+    assert recording.given[-1] == (30, True)
+    assert [exhausted for _, exhausted in recording.given[:-1]] == [False] * (len(recording.given) - 1)
     assert verdicts == ()
     assert len(retrieval.hits) == 5
 
@@ -498,15 +500,15 @@ def test_blocked_sources_do_not_shorten_the_context(make, chunks):
     blocked_sources = [
         Document(f"b{s}#{i}", f"amber birch {i}", source=f"b{s}") for s in range(4) for i in range(chunks)
     ]
-    curious = Curious(secret=("b0", "b1", "b2", "b3"))
-    guard = make([curious, HideBest()], blocked_sources + documents(40))
+    recording = RecordingDefense(blocked=("b0", "b1", "b2", "b3"))
+    guard = make([recording, HideBest()], blocked_sources + documents(40))
     retrieval, verdicts = asyncio.run(guard.retrieve(Query("amber birch", k=5)))
     assert len(retrieval.hits) == 5
     assert not any(h.document.source.startswith("b") for h in retrieval.hits)
     assert len(verdicts[0].hidden) == 4 * chunks
 
 
-def test_only_own_error_messages_enter_the_verdict(make):
+def test_verdict_contains_only_messages_of_casemate_errors(make):
     @dataclass
     class Unready(Defense):
         """Fails with a Casemate error."""
@@ -520,12 +522,12 @@ def test_only_own_error_messages_enter_the_verdict(make):
     assert theirs.evidence["message"].startswith("RuntimeError in test_guard.py, line ")
 
 
-def test_a_failure_of_one_defense_is_not_that_of_another_in_the_same_module(make):
+def test_failure_is_attributed_to_one_defense_of_a_module(make):
     guard = make([Broken("sync"), Censor()], documents(40), on_error="open")
     assert [v.defense for v in asyncio.run(guard.ask(Query("amber"))).verdicts if "error" in v.evidence] == ["Broken"]
 
 
-def test_a_defense_that_returns_no_outcome_fails_and_the_verdict_says_why(make):
+def test_defense_that_returns_no_outcome_fails_with_the_reason_in_the_verdict(make):
     class OldStyle(Defense):
         """Returns the retrieval itself."""
 
@@ -537,7 +539,7 @@ def test_a_defense_that_returns_no_outcome_fails_and_the_verdict_says_why(make):
     assert answer.verdicts[0].evidence["message"] == "a defense must return an Outcome, not Retrieval"
 
 
-def test_a_defense_that_fails_when_documents_are_indexed_stops_the_indexing(make):
+def test_failure_of_on_index_stops_indexing(make):
     @dataclass
     class Unable(Defense):
         """Fails on documents."""

@@ -35,7 +35,7 @@ class TestKeyFile:
         made = HoneytokenKeyFile(tmp_path / "honey.json").load_or_create()
         assert str(made.secret) not in repr(made)
 
-    def test_rotation_by_another_process_is_seen(self, tmp_path):
+    def test_rotation_by_another_process_applies(self, tmp_path):
         here, there = HoneytokenKeyFile(tmp_path / "honey.json"), HoneytokenKeyFile(tmp_path / "honey.json")
         first = here.load_or_create()
         assert there.rotate().generation == 2
@@ -106,7 +106,7 @@ class TestRecords:
         assert (found.tenant, found.source, found.generation, found.number) == ("acme", "a", 2, 7)
         assert document.metadata["kind"] == "note"
 
-    def test_are_not_identified_elsewhere_or_with_another_key(self):
+    def test_are_not_identified_in_a_copy_another_tenant_or_with_another_key(self):
         document = KEY.seal(Document("a", "text"), "acme", 2, 7)
         copy = Document("b", "text", metadata=document.metadata)
         assert KEY.identify(copy, "acme") is None
@@ -118,12 +118,12 @@ class TestRecords:
         [None, "x", 3, {}, {"generation": 2}, {"generation": "2", "number": 7, "seal": "é"},
          {"generation": 2, "number": 7, "seal": "\ud800"}, {"generation": 2, "number": 8, "seal": "same"}],
     )  # fmt: skip
-    def test_invalid_metadata_is_no_record(self, held):
+    def test_documents_with_invalid_metadata_are_not_records(self, held):
         seal = KEY.seal(Document("a", ""), "acme", 2, 7).metadata["honey"]["seal"]
         held = {**held, "seal": seal} if isinstance(held, dict) and held.get("seal") == "same" else held
         assert KEY.identify(Document("a", "", metadata={"honey": held}), "acme") is None
 
-    def test_seal_survives_json(self):
+    def test_seal_is_unchanged_by_json(self):
         document = KEY.seal(Document("a", "text"), "acme", 2, 7)
         back = Document("a", "text", metadata=json.loads(json.dumps(dict(document.metadata))))
         assert KEY.identify(back, "acme") == KEY.identify(document, "acme") is not None

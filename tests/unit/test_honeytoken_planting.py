@@ -104,7 +104,7 @@ class TestPlanting:
         more = world.plant(6)
         assert len(more.added) == 2 and more.held == 6 and not set(more.added) & set(first.added)
 
-    def test_progress_has_a_total_counts_skipped_records_and_leaves_out_existing_ones(self, world):
+    def test_progress_has_a_total_counts_skipped_records_and_excludes_existing_ones(self, world):
         world.plant(2)
         counts, totals = [], []
 
@@ -114,7 +114,7 @@ class TestPlanting:
 
         asyncio.run(plant_records(world.guard, world.keys, PlantingSettings(), 5, steps))
         questions = ["survey society collection parish study register project minutes founded kept"]
-        settings = PlantingSettings(questions=questions, k=200)  # no record fits
+        settings = PlantingSettings(questions=questions, k=200)  # no record can be planted
         asyncio.run(plant_records(world.guard, world.keys, settings, 7, steps))
         assert counts == [1] * 5
         assert totals == [3, 2]
@@ -129,13 +129,13 @@ class TestPlanting:
 
     def test_skips_records_that_benign_questions_would_retrieve(self, world):
         words = "survey society collection parish study register project minutes founded kept"
-        none = world.plant(5, questions=[words], k=200)  # a question with k = 200 retrieves everything
+        none = world.plant(5, questions=[words], k=200)  # a question with k = 200 retrieves all documents
         assert none.added == () and none.skipped == none.wanted == 5 and none.benign is None
         some = world.plant(5, questions=["amber birch"] * 3, k=1)
         assert len(some.added) == 5 and some.benign.value == 0
 
-    def test_planting_in_a_small_collection_ends_early_with_the_number_of_documents_needed(self, world):
-        """Every question retrieves every record, and allowed is one question in a thousand."""
+    def test_planting_in_a_small_collection_stops_and_reports_the_documents_needed(self, world):
+        """Every question retrieves every record; the limit is one question in 1,000."""
         counts = []
         words = "survey society collection parish study register project minutes founded kept"
         settings = PlantingSettings(questions=[words, *WORDS[:9]], k=200)
@@ -145,7 +145,7 @@ class TestPlanting:
         assert (done.added, done.skipped, done.rejected) == ((), 20, 1.0)
         assert done.needed == 60_000 and counts == [1] * FIRST_RECORDS
 
-    def test_an_unconfirmed_list_of_records_is_an_error_and_a_repetition_completes_it(self, world):
+    def test_unconfirmed_list_of_records_is_an_error_and_repeating_completes_it(self, world):
         world.store.flush = lambda timeout_s=10.0: False
         with pytest.raises(BackendError, match="did not confirm the list of planted records; .* run the same again"):
             world.plant(3)
@@ -176,7 +176,7 @@ class TestRotation:
         assert set(cleaned.removed["default"]) == set(old) and not cleaned.left
         assert {r.generation for r in world.records()} == {2} and len(world.texts()) == 65
 
-    def test_old_records_stay_if_no_new_one_fits(self, world):
+    def test_old_records_stay_if_no_new_record_can_be_planted(self, world):
         old = world.plant(2).added
         questions = ["survey society collection parish study register project minutes founded kept"]
         planted, cleaned = world.rotate(questions=questions, k=200)
@@ -224,7 +224,7 @@ class TestRemoval:
         world.plant(4, folder="records/2031")
         assert len(world.clean().removed["default"]) == 4
 
-    def test_keeps_documents_that_merely_resemble_a_record(self, world):
+    def test_keeps_documents_that_only_resemble_a_record(self, world):
         world.plant(2)
         record = world.texts()[world.records()[0].source]
         forged = Document("mine", "An honest text.", source="honey/12345678", metadata=record.metadata)
@@ -243,7 +243,7 @@ class TestRemoval:
         done = world.clean()
         assert done.removed["default"] == () and record.source in done.left[0] and "guest" in world.texts()
 
-    def test_without_the_key_file_all_records_are_left(self, world):
+    def test_without_the_key_file_no_record_is_removed(self, world):
         world.plant(2)
         world.keys.path.unlink()
         done = world.clean()
@@ -252,10 +252,10 @@ class TestRemoval:
     def test_reports_records_that_reappear(self, world):
         world.plant(1)
 
-        async def refuses(sources, tenant):
+        async def remove_nothing(sources, tenant):
             return 0
 
-        world.guard.remove = refuses
+        world.guard.remove = remove_nothing
         assert "reappears" in world.clean(tenant="default").left[0]
 
 
@@ -290,7 +290,7 @@ KILLED = """
 class TestKill:
     @pytest.mark.slow
     @pytest.mark.parametrize("act", ["plant", "rotate", "clean"])
-    def test_at_any_step_is_repaired_by_repeating(self, tmp_path, act):
+    def test_at_any_step_is_repaired_by_repeating_the_command(self, tmp_path, act):
         """Kills the process before and after each call that changes something."""
         script = tmp_path / "killed.py"
         script.write_text(textwrap.dedent(KILLED))
@@ -313,7 +313,7 @@ class TestKill:
                 store = opened.enter_context(contextlib.closing(SqlEventStore(path=folder / "e.db")))
                 self.check_repaired(World(folder, opened, store), act)
             if done.returncode == 0:
-                assert when > 3  # number of kills, at least
+                assert when > 3  # the number of kills
                 return
         raise AssertionError("more steps than tries")
 
@@ -338,7 +338,7 @@ class TestTrainingStrings:
         assert (seen.where, seen.string.kind, seen.string.details["who"]) == ("model output", "training", "vendor B")
         assert seen.string.details["number"] == 3 and seen.string.details["at"] > "20"
 
-    def test_are_not_given_out_without_a_log_entry(self, world):
+    def test_are_not_returned_without_a_log_entry(self, world):
         world.store.flush = lambda timeout_s=10.0: False
         with pytest.raises(BackendError, match="no strings are given out"):
             training_strings(world.keys, world.store, 1, purpose="p", who="w")
@@ -407,7 +407,7 @@ class TestLocations:
         rng = np.random.default_rng(3)
         centers = rng.standard_normal((4, 32))
         X = np.repeat(centers, 20, axis=0) + 0.1 * rng.standard_normal((80, 32))
-        X = np.vstack([X, rng.standard_normal((20, 32))])  # and 20 isolated ones
+        X = np.vstack([X, rng.standard_normal((20, 32))])  # 20 isolated points
         sample = CorpusSample(tuple(documents(100)), (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float32))
         locations = sample.locations(4, np.random.default_rng(0))
         assert {p // 20 for p in locations} <= {0, 1, 2, 3} and len({p // 20 for p in locations}) >= 2
@@ -437,14 +437,14 @@ class TestLocations:
             ("Thanks. What is the toll of the north bridge that Reyes asked about?", "Reyes", {"Thanks"}, 1),
         ],
     )
-    def test_terms_are_spelled_as_in_the_language_of_the_documents(self, text, expected, other, english):
+    def test_terms_keep_the_spelling_of_the_documents(self, text, expected, other, english):
         sample = CorpusSample((Document("a", text),), np.ones((1, 4), np.float32) / 2)
         assert expected in sample.terms(0) and other.isdisjoint(sample.terms(0))
         assert sample.english == english
 
 
 @pytest.mark.parametrize(("count", "held", "code"), [(20, 20, 0), (20, 13, 3), (None, 13, 0), (None, 0, 3), (20, 0, 3)])
-def test_the_command_says_how_many_records_were_asked_for_and_planted_and_why_not_all(monkeypatch, count, held, code):
+def test_command_reports_requested_and_planted_records_and_the_reason_for_missing_ones(monkeypatch, count, held, code):
     async def planted(*_):
         return PlantingResult(("honey/a",) * held, held, 1, 20, 20 - held, english=False)
 
@@ -460,7 +460,7 @@ def test_the_command_says_how_many_records_were_asked_for_and_planted_and_why_no
     assert ("the records are English prose and most documents are not" in done.stdout) == (held > 0)
 
 
-def test_the_command_says_how_many_documents_are_needed_and_that_their_language_differs(monkeypatch):
+def test_command_reports_the_number_of_documents_needed(monkeypatch):
     async def planted(*_):
         return PlantingResult((), 0, 1, 20, 20, rejected=0.049, needed=1964, english=False)
 
@@ -471,4 +471,4 @@ def test_the_command_says_how_many_documents_are_needed_and_that_their_language_
     done = CliRunner().invoke(cli, ["canary", "plant"])
     assert "at least 4.9 % of the benign questions would retrieve any draft; allowed is 0.1 %" in done.stdout
     assert "about 2,000 are needed" in done.stdout and done.exit_code == 3
-    assert "the records are English prose and most documents are not" not in done.stdout  # none was planted
+    assert "the records are English prose and most documents are not" not in done.stdout  # no record was planted

@@ -38,7 +38,7 @@ REPLY = {
 
 
 @dataclass
-class Fake:
+class ServerState:
     """The server's behavior for each request: a name, or status and headers; then ``ok``."""
 
     script: list = field(default_factory=list)
@@ -147,12 +147,12 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request, client_address):
-        """Logs nothing: clients disconnect on purpose."""
+        """Logs nothing, because clients disconnect intentionally."""
 
 
 @contextmanager
 def serving():
-    fake = Fake()
+    fake = ServerState()
     server = Server(("127.0.0.1", 0), Handler)
     server.fake = fake
     fake.url = f"http://127.0.0.1:{server.server_address[1]}/ask"
@@ -267,7 +267,7 @@ class TestReply:
         ]
         assert {h.document.text for h in answer.retrieval.hits} == {""}
 
-    def test_missing_details_are_marked(self, server):
+    def test_missing_details_are_marked_as_missing(self, server):
         answer = ask(HttpTarget(server.url, sources="$.names"))
         assert [h.document.id for h in answer.retrieval.hits] == ["unknown-1", "unknown-2"]
         assert [h.document.source for h in answer.retrieval.hits] == ["a.md", "b.md"]
@@ -347,7 +347,7 @@ class TestRetries:
         assert "HTTP 503" in str(failure(HttpTarget(server.url, retries=5)))
         assert len(server.received) == 1
 
-    def test_an_unreachable_server(self):
+    def test_unreachable_server_is_an_error(self):
         error = failure(HttpTarget("http://127.0.0.1:9/ask", retries=0))
         assert "the connection failed (ConnectError)" in str(error)
         assert error.retryable
@@ -355,7 +355,7 @@ class TestRetries:
 
 class TestLimits:
     @pytest.mark.parametrize("how", ["hang", "drip"])
-    def test_a_server_that_hangs_or_sends_slowly(self, server, how):
+    def test_server_that_blocks_or_sends_slowly_times_out(self, server, how):
         server.script = [how] * 3
         begun = time.monotonic()
         assert "no response within 0.3 s" in str(failure(HttpTarget(server.url, timeout_s=0.3, retries=2)))
@@ -379,17 +379,17 @@ class TestLimits:
     def test_requests_are_rate_limited(self, server):
         target = HttpTarget(server.url, requests_per_s=10)
 
-        async def several():
+        async def concurrent_requests():
             await asyncio.gather(*(target.ask(Query("q")) for _ in range(5)))
 
-        asyncio.run(several())
+        asyncio.run(concurrent_requests())
         times = sorted(row[4] for row in server.received)
         assert times[-1] - times[0] > 0.25
 
-    def test_a_cancelled_request_uses_no_rate(self, server):
+    def test_cancelled_requests_do_not_count_against_the_rate_limit(self, server):
         target = HttpTarget(server.url, requests_per_s=2)
 
-        async def impatient():
+        async def cancel_requests():
             await target.ask(Query("q"))
             for _ in range(20):
                 with pytest.raises(TimeoutError):
@@ -398,7 +398,7 @@ class TestLimits:
             await target.ask(Query("q"))
             return time.monotonic() - begun
 
-        assert asyncio.run(impatient()) < 2
+        assert asyncio.run(cancel_requests()) < 2
 
     def test_several_event_loops(self, server):
         target = HttpTarget(server.url)
@@ -421,7 +421,7 @@ class TestRedirects:
                 assert "redirects to another host" in str(failure(HttpTarget(server.url)))
             assert other.received == []
 
-    def test_redirect_loops_end(self, server):
+    def test_redirect_loops_are_refused(self, server):
         server.script = [(307, {"Location": "/ask"})] * 9
         assert "redirects in circles" in str(failure(HttpTarget(server.url)))
         assert len(server.received) == 4
@@ -438,7 +438,7 @@ class TestRedirects:
             ("https://h/a", "https://h@evil/b", False),
         ],
     )
-    def test_redirects_may_enter_tls_but_not_leave_it(self, here, there, follows):
+    def test_redirects_to_https_are_followed_and_redirects_to_http_refused(self, here, there, follows):
         caller = http_client.HttpClient("x")
         if follows:
             assert http_client.urlsplit(caller._redirect(here, there)).hostname == "h"
@@ -447,7 +447,7 @@ class TestRedirects:
                 caller._redirect(here, there)
 
 
-def test_canaries_run_against_it(server):
+def test_canaries_run_against_an_http_target(server):
     server.script = ["ok", "html", "flood", (500, {})]
     found = [Canary(id=f"c{i}", query=f"q{i}", expected_answer="7", expected_sources=["a.md"]) for i in range(5)]
     target = HttpTarget(server.url, sources="$.names", retries=0)

@@ -25,11 +25,11 @@ def guard(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    place = tmp_path / "docs"
-    place.mkdir()
+    corpus_folder = tmp_path / "docs"
+    corpus_folder.mkdir()
     for i in range(6):
-        (place / f"{i}.txt").write_text(f"text number {i} " + "amber birch " * 30)
-    return place
+        (corpus_folder / f"{i}.txt").write_text(f"text number {i} " + "amber birch " * 30)
+    return corpus_folder
 
 
 def run(guard, folder, **options):
@@ -49,7 +49,7 @@ def test_indexing_again_embeds_nothing(guard, folder):
     assert len(guard.rag.embedder.texts) == embedded == first.chunks > 6
 
 
-def test_only_what_changed_is_embedded(guard, folder):
+def test_only_changed_sources_are_embedded(guard, folder):
     run(guard, folder)
     guard.rag.embedder.texts.clear()
     (folder / "3.txt").write_text("a new text about herons")
@@ -69,12 +69,12 @@ def test_removed_sources_lose_all_their_chunks(guard, folder):
     assert guard.rag.index.check() == []
 
 
-def test_other_chunking_options_index_again(guard, folder):
+def test_changed_chunking_options_cause_reindexing(guard, folder):
     run(guard, folder)
     assert run(guard, folder, tokens=20).indexed == 6
 
 
-def test_removing_most_of_a_corpus_needs_confirmation(guard, folder):
+def test_removing_most_of_a_corpus_requires_confirmation(guard, folder):
     run(guard, folder)
     for i in range(4):
         (folder / f"{i}.txt").unlink()
@@ -122,12 +122,12 @@ def test_a_clashing_name_does_not_overwrite_another_corpus(guard, folder, tmp_pa
 @pytest.fixture
 def other(tmp_path):
     """A second corpus: 1.txt clashes with other content, 2.txt has equal content, x.txt is new."""
-    place = tmp_path / "other"
-    place.mkdir()
-    (place / "1.txt").write_text("something else of the same name")
-    (place / "2.txt").write_text("text number 2 " + "amber birch " * 30)
-    (place / "x.txt").write_text("another folder")
-    return place
+    corpus_folder = tmp_path / "other"
+    corpus_folder.mkdir()
+    (corpus_folder / "1.txt").write_text("something else of the same name")
+    (corpus_folder / "2.txt").write_text("text number 2 " + "amber birch " * 30)
+    (corpus_folder / "x.txt").write_text("another folder")
+    return corpus_folder
 
 
 def test_clashing_names_count_neither_as_indexed_nor_as_unchanged(guard, folder, other):
@@ -138,7 +138,7 @@ def test_clashing_names_count_neither_as_indexed_nor_as_unchanged(guard, folder,
     assert run(guard, folder).unchanged == 6
 
 
-def test_a_clashing_name_is_indexed_once_the_other_corpus_gives_it_up(guard, folder, other):
+def test_clashing_name_is_indexed_after_the_other_corpus_removes_it(guard, folder, other):
     run(guard, folder)
     (folder / "1.txt").unlink()
     assert run(guard, folder).removed == 1
@@ -156,7 +156,7 @@ def test_replacing_other_corpora_overwrites_clashing_names(guard, folder, other)
     ]
 
 
-def test_the_bytes_of_a_plan_are_those_of_the_sources_to_embed(guard, folder, other):
+def test_bytes_of_a_plan_are_the_sizes_of_the_sources_to_embed(guard, folder, other):
     run(guard, folder)
     work, done = Ingest(guard, Corpus(other), overlap=4), []
     plan = work.plan()
@@ -165,7 +165,7 @@ def test_the_bytes_of_a_plan_are_those_of_the_sources_to_embed(guard, folder, ot
     assert sum(done) == pytest.approx(plan.bytes)
 
 
-def test_the_report_says_that_the_previous_version_stays(guard, folder):
+def test_report_states_that_the_previous_version_stays(guard, folder):
     run(guard, folder)
     (folder / "1.txt").write_bytes(b"\0 binary")
     (problem,) = run(guard, folder).problems
@@ -188,7 +188,7 @@ def test_a_malformed_line_is_reported_and_removes_nothing(guard, tmp_path):
     assert [p.where for p in report.problems] == ["c.jsonl:4"]
     assert not report.complete
     assert (report.unchanged, report.removed) == (4, 0)
-    assert "r3" in sources(guard)  # its new text is unknown: the old one stays
+    assert "r3" in sources(guard)  # the new text is unknown, so the previous one stays
 
 
 def test_an_unreadable_file_keeps_its_indexed_version(guard, folder):

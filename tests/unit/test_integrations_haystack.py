@@ -66,7 +66,7 @@ def wrap(calibration):
         retriever.protection.close()
 
 
-def test_it_gives_as_many_as_before_without_what_a_question_carries(wrap):
+def test_question_with_a_copied_document_gets_top_k_other_documents(wrap):
     bare, guarded = InMemoryEmbeddingRetriever(filled(), top_k=3), wrap()
     withheld = 0
     for i in range(30):
@@ -80,29 +80,29 @@ def test_it_gives_as_many_as_before_without_what_a_question_carries(wrap):
     assert guarded.run(query=HARMLESS)["documents"] == expected
 
 
-def test_in_a_pipeline_nothing_of_the_guard_is_seen(wrap):
+def test_pipeline_output_contains_no_verdict(wrap):
     pipeline = Pipeline()
     pipeline.add_component("embedder", Embedder())
     pipeline.add_component("retriever", wrap())
     pipeline.connect("embedder.embedding", "retriever.query_embedding")
-    asked = {"embedder": {"text": text_of("d4")}, "retriever": {"query": text_of("d4"), "client": "eve"}}
-    told = pipeline.run(asked, include_outputs_from={"retriever", "embedder"})
-    assert len(told["retriever"]["documents"]) == 3
-    assert "d4" not in ids(told["retriever"])
-    assert all(set(d.meta) == {"source_id", "n"} for d in told["retriever"]["documents"])
+    inputs = {"embedder": {"text": text_of("d4")}, "retriever": {"query": text_of("d4"), "client": "eve"}}
+    outputs = pipeline.run(inputs, include_outputs_from={"retriever", "embedder"})
+    assert len(outputs["retriever"]["documents"]) == 3
+    assert "d4" not in ids(outputs["retriever"])
+    assert all(set(d.meta) == {"source_id", "n"} for d in outputs["retriever"]["documents"])
     for word in ("mirabel", "verdict", "withheld", "flagged"):
-        assert word not in repr(told).lower()
+        assert word not in repr(outputs).lower()
 
 
-async def test_in_an_asynchronous_pipeline(wrap):
+async def test_asynchronous_pipeline_withholds_documents(wrap):
     pipeline = Pipeline()
     pipeline.add_component("retriever", wrap())
-    told = await pipeline.run_async({"retriever": {"query": text_of("d4")}})
-    assert len(told["retriever"]["documents"]) == 3
-    assert "d4" not in ids(told["retriever"])
+    outputs = await pipeline.run_async({"retriever": {"query": text_of("d4")}})
+    assert len(outputs["retriever"]["documents"]) == 3
+    assert "d4" not in ids(outputs["retriever"])
 
 
-def test_who_asks(wrap):
+def test_client_and_tenant_are_inputs_of_the_component(wrap):
     guarded = wrap()
     guarded.run(query=text_of("d4"), client="eve")
     near = "only4 amber"
@@ -111,7 +111,7 @@ def test_who_asks(wrap):
     assert "d4" in ids(guarded.run(query=near, client="eve", tenant="another", top_k=4))
 
 
-def test_filters_numbers_and_vectors_are_kept(wrap):
+def test_filters_top_k_scores_and_embeddings_of_the_retriever_apply(wrap):
     filters = {"field": "meta.n", "operator": "==", "value": 0}
     guarded = wrap()
     found = guarded.run(query=HARMLESS, filters=filters, top_k=5)["documents"]
@@ -127,25 +127,25 @@ def test_filters_numbers_and_vectors_are_kept(wrap):
     assert [d.score for d in found] == [d.score for d in bare]
 
 
-def test_parts_of_one_document_are_hidden_together(wrap):
+def test_all_parts_of_a_source_are_withheld(wrap):
     guarded = wrap(InMemoryEmbeddingRetriever(filled(per_source=2), top_k=4))
     assert not {"d4", "d5"} & set(ids(guarded.run(query=text_of("d4"))))
     assert "d5" not in ids(guarded.run(query="only5 amber"))
 
 
-def test_it_is_written_to_yaml_and_read_again(wrap):
+def test_component_is_saved_to_yaml_and_loaded(wrap):
     guarded = wrap()
     pipeline = Pipeline()
     pipeline.add_component("retriever", guarded)
-    ours = ["casemate.integrations.haystack", __name__]
-    again = Pipeline.loads(pipeline.dumps(), allowed_modules=ours).get_component("retriever")
+    modules = ["casemate.integrations.haystack", __name__]
+    again = Pipeline.loads(pipeline.dumps(), allowed_modules=modules).get_component("retriever")
     assert again.to_dict() == guarded.to_dict()
     assert isinstance(again, GuardedHaystackRetriever)
     assert isinstance(again.retriever, InMemoryEmbeddingRetriever)
     assert again.config == guarded.config
 
 
-def test_what_is_written_is_known_after_sync(wrap):
+def test_sync_indexes_documents_written_directly_to_the_store(wrap):
     guarded = wrap()
     guarded.warm_up()
     store = guarded.retriever.document_store
@@ -154,12 +154,12 @@ def test_what_is_written_is_known_after_sync(wrap):
     assert guarded.protection.index.moments().n == MEMBERS + 1
 
 
-def test_a_retriever_that_does_not_search_by_vector_is_refused():
+def test_retriever_that_does_not_search_by_vector_is_refused():
     with pytest.raises(ConfigError, match="give an embedding retriever"):
         GuardedHaystackRetriever(InMemoryBM25Retriever(filled()), Embedder())
 
 
-def test_wiring_tells_what_is_not_protected(wrap, caplog):
+def test_protection_report_lists_what_is_not_protected(wrap, caplog):
     with caplog.at_level("INFO", "casemate.integrations"):
         guarded = wrap()
         guarded.warm_up()
@@ -167,7 +167,7 @@ def test_wiring_tells_what_is_not_protected(wrap, caplog):
     assert str(guarded.protection_report) in caplog.text
 
 
-def test_a_client_obtains_at_most_the_budget_of_crawl_limit():
+def test_client_obtains_at_most_the_word_budget_of_crawl_limit():
     settings, lengths = config(defenses=[{"use": "crawl_limit", "budget": 200, "questions": 10_000}]), {}
     values = set()
     retriever = InMemoryEmbeddingRetriever(filled(), top_k=3)

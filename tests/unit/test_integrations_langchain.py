@@ -1,4 +1,4 @@
-"""The LangChain wrapper: what it keeps, what it withholds, and that nothing comes out by another door."""
+"""The LangChain wrapper: unchanged results, withheld documents, and every method that returns documents."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Model(Embeddings):
 
 
 class Store(InMemoryVectorStore):
-    """Tells what its scores mean, as LangChain's own does not."""
+    """Defines a relevance function, which LangChain's in-memory store lacks."""
 
     def _select_relevance_score_fn(self):
         return lambda score: (1 + score) / 2
@@ -62,7 +62,7 @@ def ids(found):
 
 @pytest.fixture(scope="module")
 def calibration(tmp_path_factory):
-    """Where one fit is kept, so that the other stores need none."""
+    """The path of a calibration that is fitted once for all tests."""
     folder = tmp_path_factory.mktemp("fit")
     guarded(filled(), config=config(), path=folder).protection.close()
     return str(folder / "calibration.json")
@@ -70,7 +70,7 @@ def calibration(tmp_path_factory):
 
 @pytest.fixture
 def wrap(calibration, tmp_path):
-    """Guards a store with what was learnt before. It is closed before ``tmp_path``, which may hold its event store."""
+    """Guards stores with the fitted calibration, and closes them before ``tmp_path`` is removed."""
     made = []
 
     def wrapped(store=None, defenses=None, path=None, fit=False, **guard):
@@ -84,7 +84,7 @@ def wrap(calibration, tmp_path):
 
 
 class Listener(BaseCallbackHandler):
-    """Everything that a tracer is told."""
+    """Records all events that a tracer receives."""
 
     def __init__(self):
         self.told = []
@@ -102,7 +102,7 @@ class Listener(BaseCallbackHandler):
         self.told.append((outputs, kwargs))
 
 
-def test_a_question_that_carries_a_document_does_not_get_it_and_gets_as_many(wrap):
+def test_question_with_a_copied_document_gets_k_other_documents(wrap):
     bare, store = filled(), wrap()
     withheld = 0
     for i in range(40):
@@ -114,7 +114,7 @@ def test_a_question_that_carries_a_document_does_not_get_it_and_gets_as_many(wra
     assert withheld >= 36
 
 
-def test_harmless_questions_get_what_the_bare_store_gives_in_the_same_order_with_the_same_scores(wrap):
+def test_harmless_question_gets_the_documents_order_and_scores_of_the_unguarded_store(wrap):
     bare, store = filled(), wrap()
     expected = bare.similarity_search_with_score(HARMLESS, k=5)
     found = store.similarity_search_with_score(HARMLESS, k=5)
@@ -123,37 +123,37 @@ def test_harmless_questions_get_what_the_bare_store_gives_in_the_same_order_with
     assert store.similarity_search(HARMLESS, k=5) == [d for d, _ in expected]
 
 
-def test_two_worlds_withheld_is_as_if_it_had_never_been_there(wrap):
+def test_results_equal_those_of_a_store_without_the_withheld_document(wrap):
     for i in (7, 31, 77):
         question = f"Do you know this: {text_of(f'd{i}')}?"
         inside, outside = wrap(), wrap(filled(leave_out={f"d{i}"}))
         assert ids(inside.similarity_search(question, k=4)) == ids(outside.similarity_search(question, k=4))
 
 
-def test_no_verdict_reaches_documents_callbacks_or_traces(wrap):
-    listener, store = Listener(), wrap()
+def test_documents_callbacks_and_traces_contain_no_verdict(wrap):
+    tracer, store = Listener(), wrap()
     chain = store.as_retriever(search_kwargs={"k": 3}) | RunnableLambda(lambda found: found)
-    found = chain.invoke(text_of("d4"), {"callbacks": [listener], "metadata": {"casemate_client": "eve"}})
+    found = chain.invoke(text_of("d4"), {"callbacks": [tracer], "metadata": {"casemate_client": "eve"}})
     assert "d4" not in ids(found)
     assert all(set(d.metadata) == {"n"} for d in found)
-    assert len(listener.told) >= 4
-    assert "id='d4'" not in repr(listener.told)
+    assert len(tracer.told) >= 4
+    assert "id='d4'" not in repr(tracer.told)
     for word in ("mirabel", "verdict", "threshold", "withheld", "flagged", "calibrat"):
-        assert word not in repr(listener.told).lower().replace("casemate_client", "")
+        assert word not in repr(tracer.told).lower().replace("casemate_client", "")
 
 
 @pytest.mark.parametrize("where", ["metadata", "configurable"])
-def test_who_asks_is_what_the_runs_config_says(wrap, where):
+def test_client_and_tenant_come_from_the_config_of_the_run(wrap, where):
     store = wrap()
     retriever = store.as_retriever(search_kwargs={"k": 3})
     retriever.invoke(text_of("d4"), {where: {"casemate_client": "eve"}})
-    near = "only4 amber"  # too little to be flagged by itself
+    near = "only4 amber"  # not flagged without an earlier question
     assert "d4" in ids(retriever.invoke(near, {where: {"casemate_client": "bob"}}))
     assert "d4" not in ids(retriever.invoke(near, {where: {"casemate_client": "eve"}}))
     assert "d4" in ids(retriever.invoke(near, {where: {"casemate_client": "eve", "casemate_tenant": "another"}}))
 
 
-def test_who_asks_is_known_in_functions_within_a_chain(wrap):
+def test_functions_in_a_chain_use_the_client_of_the_run(wrap):
     store = wrap()
     chain = RunnableLambda(lambda question: store.similarity_search(question, k=3))
     chain.invoke(text_of("d4"), {"configurable": {"casemate_client": "eve"}})
@@ -163,12 +163,12 @@ def test_who_asks_is_known_in_functions_within_a_chain(wrap):
         assert ids(store.get_by_ids(["d4", "d5"])) == ["d4", "d5"]
 
 
-def test_a_client_that_is_no_text_is_refused(wrap):
+def test_client_that_is_not_a_string_is_refused(wrap):
     with pytest.raises(ConfigError, match="casemate_client is a list"):
         wrap().similarity_search(HARMLESS, casemate_client=["eve"])
 
 
-async def test_all_of_it_asynchronously(wrap):
+async def test_asynchronous_methods_withhold_documents(wrap):
     store = wrap()
     retriever = store.as_retriever(search_kwargs={"k": 3})
     found = await asyncio.gather(*(retriever.ainvoke(text_of(f"d{i}")) for i in range(8)))
@@ -183,21 +183,21 @@ async def test_all_of_it_asynchronously(wrap):
     assert len(await store.asimilarity_search_with_score(HARMLESS, k=3)) == 3
 
 
-async def test_synchronous_calls_work_where_a_loop_is_running(wrap):
+async def test_synchronous_calls_work_in_a_running_event_loop(wrap):
     store = wrap()
     with client_context("eve"):
         assert "d4" not in ids(store.similarity_search(text_of("d4"), k=3))
         assert store.get_by_ids(["d4"]) == []
 
 
-def test_many_threads_at_once(wrap):
+def test_concurrent_threads_get_guarded_results(wrap):
     retriever = wrap().as_retriever(search_kwargs={"k": 3})
     found = retriever.batch([text_of(f"d{i}") for i in range(24)], {"max_concurrency": 8})
     assert all(len(f) == 3 for f in found)
     assert sum(f"d{i}" in ids(f) for i, f in enumerate(found)) <= 4
 
 
-def test_filters_reach_the_store_and_open_no_way_round(wrap):
+def test_filters_apply_and_do_not_bypass_the_guard(wrap):
     store = wrap()
 
     def even(document):
@@ -216,8 +216,8 @@ def test_filters_reach_the_store_and_open_no_way_round(wrap):
     assert alone == []
 
 
-def test_a_filter_shortens_no_result_and_a_score_is_the_stores_own(wrap, calibration):
-    """Without a memory of the client, a document may be withheld by the judgment of the whole collection alone."""
+def test_filtered_search_returns_k_documents_with_the_scores_of_the_store(wrap, calibration):
+    """The session memory is off, so only the search of the whole collection may withhold a document."""
     store = wrap(defenses=[mirabel(calibration=calibration, session_hours=0)])
 
     def few(document):
@@ -232,10 +232,10 @@ def test_a_filter_shortens_no_result_and_a_score_is_the_stores_own(wrap, calibra
             assert all(s == scores[d.id] for d, s in found)
 
 
-def test_a_filter_does_not_hide_that_a_document_stands_out_among_its_neighbours(calibration, tmp_path):
+def test_score_uses_neighbors_outside_the_filter(calibration, tmp_path):
     found = read_calibrations(Path(calibration))["default"]
     zero, one = (0.0,) * len(FEATURES), (1.0,) * len(FEATURES)
-    spacing = tuple(float(name == "spacing") for name in FEATURES)  # a figure that needs neighbours
+    spacing = tuple(float(name == "spacing") for name in FEATURES)  # a feature that needs neighbors
     law = tuple(i / 40 for i in range(40))
     write_calibration(
         tmp_path / "c.json",
@@ -254,7 +254,7 @@ def test_a_filter_does_not_hide_that_a_document_stands_out_among_its_neighbours(
     store.protection.close()
 
 
-def test_mmr_chooses_among_what_is_let_through(wrap):
+def test_mmr_selects_from_documents_that_are_not_withheld(wrap):
     bare, store = filled(), wrap()
     assert store.max_marginal_relevance_search(HARMLESS, k=4) == bare.max_marginal_relevance_search(HARMLESS, k=4)
     retriever = store.as_retriever(search_type="mmr", search_kwargs={"k": 3, "fetch_k": 12})
@@ -263,7 +263,7 @@ def test_mmr_chooses_among_what_is_let_through(wrap):
     assert "d4" not in ids(found)
 
 
-def test_a_vector_is_judged_without_its_words(wrap):
+def test_search_by_vector_is_judged_without_question_text(wrap):
     bare, store = filled(), wrap()
     vector = embedded([text_of("d4")])[0]
     assert ids(bare.similarity_search_by_vector(vector, k=3))[0] == "d4"
@@ -275,7 +275,7 @@ def test_a_vector_is_judged_without_its_words(wrap):
     assert "d4" not in ids(store.similarity_search_by_vector(weak, k=3, casemate_client="eve"))
 
 
-def test_a_score_threshold_takes_the_stores_own_relevance(wrap):
+def test_score_threshold_uses_the_relevance_scores_of_the_store(wrap):
     bare, store = filled(), wrap()
     kwargs = {"search_type": "similarity_score_threshold", "search_kwargs": {"k": 5, "score_threshold": 0.8}}
     assert store.as_retriever(**kwargs).invoke(HARMLESS) == bare.as_retriever(**kwargs).invoke(HARMLESS)
@@ -283,11 +283,11 @@ def test_a_score_threshold_takes_the_stores_own_relevance(wrap):
     assert "d4" not in ids(store.as_retriever(**kwargs).invoke(text_of("d4")))
 
 
-def test_tags_and_names_of_the_retriever_are_those_of_the_store_inside(wrap):
+def test_retriever_has_the_tags_of_the_unguarded_retriever(wrap):
     assert wrap().as_retriever().tags == filled().as_retriever().tags
 
 
-def test_observe_and_off_change_nothing(wrap):
+def test_modes_observe_and_off_do_not_change_results(wrap):
     bare = filled()
     for mode in ("observe", "off"):
         store = wrap(mode=mode)
@@ -296,7 +296,7 @@ def test_observe_and_off_change_nothing(wrap):
         assert ids(store.get_by_ids(["d4"])) == ["d4"]
 
 
-def test_a_defense_that_fails_lets_nothing_through(wrap, monkeypatch):
+def test_failing_defense_withholds_all_documents_unless_on_error_is_open(wrap, monkeypatch):
     store, open_ = wrap(), wrap(on_error="open")
 
     async def broken(self, query, retrieval):
@@ -308,21 +308,21 @@ def test_a_defense_that_fails_lets_nothing_through(wrap, monkeypatch):
     assert len(open_.similarity_search(HARMLESS, k=3)) == 3
 
 
-def test_without_a_fit_nothing_is_let_through_and_the_reason_is_told():
+def test_without_calibration_no_document_is_returned_and_the_reason_is_reported():
     store = guarded(filled(), fit=False)
     assert "no calibration" in store.protection.due
     assert store.similarity_search(HARMLESS) == []
     store.protection.close()
 
 
-def test_questions_that_nobody_answers_are_refused(wrap):
+def test_invalid_questions_are_refused(wrap):
     with pytest.raises(QueryError, match="NUL"):
         wrap().similarity_search("a\0b")
     with pytest.raises(QueryError, match="k is 0"):
         wrap().similarity_search(HARMLESS, k=0)
 
 
-def test_wiring_tells_what_is_not_protected(wrap, caplog):
+def test_protection_report_lists_what_is_not_protected(wrap, caplog):
     with caplog.at_level(logging.INFO, "casemate.integrations"):
         store = wrap(defenses=["similarity_floor", "summarize"])
     assert store.protection_report.acts == ("similarity_floor",)
@@ -331,7 +331,7 @@ def test_wiring_tells_what_is_not_protected(wrap, caplog):
     assert "summarize" in caplog.text
 
 
-def test_too_few_questions_for_the_configured_error_rate_are_a_warning(wrap, caplog, monkeypatch):
+def test_too_few_benign_questions_for_the_significance_level_cause_a_warning(wrap, caplog, monkeypatch):
     store = wrap()
     (present,) = store.protection.guard.defenses
     made = present.ready("default", len(corpus()))
@@ -345,7 +345,7 @@ def test_too_few_questions_for_the_configured_error_rate_are_a_warning(wrap, cap
     assert "5 benign questions are too few for mirabel.significance 0.1, which needs 9" in caplog.text
 
 
-def test_the_store_inside_is_reached_by_its_name_only(wrap):
+def test_unguarded_store_is_accessible_only_as_unguarded(wrap):
     store = wrap()
     with pytest.raises(AttributeError, match="unguarded"):
         _ = store.store
@@ -359,7 +359,7 @@ def test_unknown_options_are_refused():
         guarded(filled().as_retriever(), mode="observe")
 
 
-def test_guarding_twice_is_guarding_once(wrap):
+def test_guarding_is_idempotent(wrap):
     store = wrap()
     assert guarded(store) is store
     retriever = store.as_retriever()
@@ -372,8 +372,8 @@ def test_guarding_twice_is_guarding_once(wrap):
         guarded(store, fit=False)
 
 
-def test_the_first_question_without_a_client_is_a_warning(wrap, caplog):
-    """All such questions share one client, its budgets, and what is withheld from it."""
+def test_first_question_without_a_client_causes_one_warning(wrap, caplog):
+    """All such questions share one client, its budgets and its withheld documents."""
     store, off = wrap(), wrap(mode="off")
     with client_context("eve"):
         store.similarity_search(HARMLESS)
@@ -388,7 +388,7 @@ def test_the_first_question_without_a_client_is_a_warning(wrap, caplog):
     assert warning.levelno == logging.WARNING and "they share every budget" in warning.getMessage()
 
 
-def test_a_retriever_of_a_store_is_guarded_as_it_is(calibration):
+def test_guarded_retriever_keeps_search_type_and_tags(calibration):
     inner = filled().as_retriever(search_type="mmr", search_kwargs={"k": 2, "fetch_k": 9}, tags=["mine"])
     defenses = [mirabel(calibration=calibration)]
     retriever = guarded(inner, config=config(defenses=defenses), fit=False)
@@ -399,7 +399,7 @@ def test_a_retriever_of_a_store_is_guarded_as_it_is(calibration):
 
 
 class ByWord(BaseRetriever):
-    """A retriever that is not on a vector store: documents that have all words, and one from elsewhere."""
+    """A retriever without a vector store: returns documents that share two words, and one unknown document."""
 
     def _get_relevant_documents(self, query, *, run_manager):
         words = query.replace("?", "").split()
@@ -407,7 +407,7 @@ class ByWord(BaseRetriever):
         return [Document("from elsewhere", id="web"), *hits[:6]]
 
 
-def test_what_another_retriever_finds_is_judged_and_what_is_not_in_the_store_dropped(wrap, caplog):
+def test_results_of_another_retriever_are_judged_and_unknown_documents_dropped(wrap, caplog):
     store = wrap()
     retriever = guarded(ByWord(), store=store)
     plain = [i for i in ids(ByWord().invoke("amber birch")) if i != "web"]
@@ -416,18 +416,18 @@ def test_what_another_retriever_finds_is_judged_and_what_is_not_in_the_store_dro
     bare, found = ByWord().invoke(text_of("d4")), retriever.invoke(text_of("d4"))
     assert "d4" in ids(bare)
     assert "d4" not in ids(found)
-    assert len(found) == len(bare) - 1  # without that from elsewhere; another one took the place of what is withheld
+    assert len(found) == len(bare) - 1  # the unknown document is dropped, the withheld one replaced
 
 
-async def test_what_another_retriever_finds_is_not_traced(wrap):
-    listener = Listener()
+async def test_results_of_another_retriever_are_not_traced_before_judgment(wrap):
+    tracer = Listener()
     retriever = guarded(ByWord(), store=wrap())
-    found = await retriever.ainvoke(text_of("d4"), {"callbacks": [listener]})
+    found = await retriever.ainvoke(text_of("d4"), {"callbacks": [tracer]})
     assert found
-    assert "id='d4'" not in repr(listener.told)
+    assert "id='d4'" not in repr(tracer.told)
 
 
-def test_a_retriever_alone_cannot_be_guarded():
+def test_retriever_without_a_store_is_refused():
     with pytest.raises(ConfigError, match="give store="):
         guarded(ByWord())
 
@@ -444,7 +444,7 @@ def same(a, b):
     return a.n == b.n and np.allclose(a.mean, b.mean, atol=1e-7) and np.allclose(a.scatter, b.scatter, atol=1e-5)
 
 
-def test_what_is_added_replaced_and_deleted_is_in_the_moments_at_once(wrap):
+def test_added_replaced_and_deleted_documents_update_the_moments_at_once(wrap):
     store, rng = wrap(), np.random.default_rng(5)
     for step in range(12):
         some = [f"d{i}" for i in rng.choice(MEMBERS + 20, 5, replace=False)]
@@ -458,7 +458,7 @@ def test_what_is_added_replaced_and_deleted_is_in_the_moments_at_once(wrap):
     assert same(store.protection.index.moments(), moments_of(store))
 
 
-async def test_many_who_write_at_once_wait_for_one_another(wrap, tmp_path):
+async def test_concurrent_writes_are_serialized(wrap, tmp_path):
     store = wrap(path=tmp_path)
     some = [[Document(f"only{i} amber {j}", id=f"n{i}.{j}") for j in range(3)] for i in range(6)]
     await asyncio.gather(*(store.aadd_documents(documents) for documents in some))
@@ -467,7 +467,7 @@ async def test_many_who_write_at_once_wait_for_one_another(wrap, tmp_path):
     assert same(store.protection.index.moments(), moments_of(store))
 
 
-class Half(Store):
+class PartialWriteStore(Store):
     """Writes the first document, then fails."""
 
     failing = False
@@ -479,8 +479,8 @@ class Half(Store):
         return super().add_documents(documents, ids=ids, **kwargs)
 
 
-def test_a_write_that_fails_half_way_leaves_the_moments_right(wrap):
-    store = wrap(filled(Half))
+def test_moments_are_correct_after_a_partial_write(wrap):
+    store = wrap(filled(PartialWriteStore))
     store.unguarded.failing = True
     with pytest.raises(OSError, match="disk full"):
         store.add_documents([Document("one", id="n1"), Document("two", id="n2")])
@@ -488,7 +488,7 @@ def test_a_write_that_fails_half_way_leaves_the_moments_right(wrap):
     assert store.protection.index.moments().n == MEMBERS + 1
 
 
-def test_so_much_written_behind_its_back_that_nothing_is_let_through_until_it_is_told(wrap):
+def test_search_fails_until_sync_after_many_unseen_writes(wrap):
     store = wrap()
     store.unguarded.add_documents([Document(f"new{i} amber", id=f"n{i}") for i in range(20)])
     with pytest.raises(DataError, match=r"170 rows, 150 when it was read last: .*; call sync\(\) of the wrapper$"):
@@ -498,7 +498,7 @@ def test_so_much_written_behind_its_back_that_nothing_is_let_through_until_it_is
     assert len(store.similarity_search(HARMLESS, k=3)) == 3
 
 
-def test_growth_that_needs_a_new_fit_is_told_and_the_fit_mends_it(caplog):
+def test_growth_beyond_the_calibration_is_logged_and_calibrate_restores_results(caplog):
     store = guarded(filled(), config=config(), fit=False)
     store.calibrate()
     store.add_documents([Document(f"fresh{i} amber delta grove", id=f"n{i}") for i in range(60)])
@@ -509,26 +509,26 @@ def test_growth_that_needs_a_new_fit_is_told_and_the_fit_mends_it(caplog):
     store.protection.close()
 
 
-def test_an_empty_store_is_calibrated_when_it_has_documents_and_a_question_comes(caplog):
+def test_empty_store_is_calibrated_before_the_first_question_after_documents_are_added(caplog):
     store = guarded(Store(Model()), config=config())
     assert "0 documents are too few to judge" in caplog.text
     assert "too few" in store.protection_report.acts_not["calibration"]
     assert store.similarity_search(HARMLESS) == []
-    half = filled().store.values()
-    texts = [Document(h["text"], id=h["id"], metadata=h["metadata"]) for h in half]
+    stored = filled().store.values()
+    texts = [Document(h["text"], id=h["id"], metadata=h["metadata"]) for h in stored]
     store.add_documents(texts[:100])
     assert "before the next question" in caplog.text
     assert "no calibration" in store.protection_report.acts_not["calibration"]
     assert len(store.similarity_search(HARMLESS, k=3)) == 3
     assert "calibration" not in store.protection_report.acts_not
     assert sum(f"d{i}" in ids(store.similarity_search(text_of(f"d{i}"), k=3)) for i in range(20)) <= 2
-    store.add_documents(texts[100:])  # half as many again
+    store.add_documents(texts[100:])  # 50 % more
     assert len(store.similarity_search(HARMLESS, k=3)) == 3
     assert "d120" not in ids(store.similarity_search(text_of("d120"), k=3))
     store.protection.close()
 
 
-async def test_an_empty_store_answers_asynchronous_questions_at_once(caplog):
+async def test_concurrent_questions_wait_for_the_calibration_of_an_empty_store(caplog):
     store = guarded(Store(Model()), config=config())
     store.add_texts([d.text for d in corpus()])
     found = await asyncio.gather(*(store.asimilarity_search(HARMLESS, k=3) for _ in range(4)))
@@ -537,7 +537,7 @@ async def test_an_empty_store_answers_asynchronous_questions_at_once(caplog):
     store.protection.close()
 
 
-def test_an_empty_store_whose_calibration_is_left_to_the_application_returns_nothing_and_says_so(caplog):
+def test_empty_store_without_automatic_fit_returns_no_document_until_calibrate(caplog):
     store = guarded(Store(Model()), config=config(), fit=False)
     store.add_texts([d.text for d in corpus()])
     assert "until calibrate() is called" in caplog.text
@@ -547,7 +547,7 @@ def test_an_empty_store_whose_calibration_is_left_to_the_application_returns_not
     store.protection.close()
 
 
-def test_what_is_learnt_and_withheld_is_kept_in_a_folder(tmp_path):
+def test_calibration_and_withheld_documents_persist_in_the_folder(tmp_path):
     inner = filled()
     first = guarded(inner, config=config(), path=tmp_path)
     first.similarity_search(text_of("d4"), casemate_client="eve")
@@ -561,7 +561,7 @@ def test_what_is_learnt_and_withheld_is_kept_in_a_folder(tmp_path):
     again.protection.close()
 
 
-def test_what_another_process_withholds_is_not_found_by_vector_either(wrap, tmp_path):
+def test_search_by_vector_omits_documents_withheld_by_another_process(wrap, tmp_path):
     inner = filled()
     here, there = (wrap(inner, path=tmp_path) for _ in range(2))
     weak = embedded(["only4 amber"])[0]
@@ -571,7 +571,7 @@ def test_what_another_process_withholds_is_not_found_by_vector_either(wrap, tmp_
     assert "d4" not in ids(here.similarity_search_by_vector(weak, k=3, casemate_client="eve"))
 
 
-def test_a_process_that_died_while_writing_is_noticed(tmp_path, wrap):
+def test_moments_are_recomputed_after_a_process_died_during_a_write(tmp_path, wrap):
     inner = filled()
     first = wrap(inner, path=tmp_path)
     first.protection.index._note("somebody")
@@ -581,12 +581,12 @@ def test_a_process_that_died_while_writing_is_noticed(tmp_path, wrap):
     assert same(again.protection.index.moments(), moments_of(again))
 
 
-def test_wiring_that_calibrates_warns_of_nothing(caplog):
+def test_guarding_with_calibration_logs_no_warning(caplog):
     guarded(filled(), config=config()).protection.close()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_calibration_tells_its_progress_in_the_log_or_on_stderr(caplog, capsys, monkeypatch):
+def test_calibration_reports_progress_in_the_log_or_on_stderr(caplog, capsys, monkeypatch):
     monkeypatch.setattr(protection, "PROGRESS_S", 0.0)
     with caplog.at_level(logging.INFO, "casemate.integrations"):
         guarded(filled(), config=config()).protection.close()
@@ -599,14 +599,14 @@ def test_a_calibration_tells_its_progress_in_the_log_or_on_stderr(caplog, capsys
     assert "calibrating the guard on generated questions" in capsys.readouterr().err
 
 
-def test_from_texts_makes_a_guarded_store_in_memory():
+def test_from_texts_creates_a_guarded_store_in_memory():
     store = GuardedVectorStore.from_texts(["one", "two"], Model(), [{"n": 1}, {"n": 2}], ids=["a", "b"])
     assert ids(store.similarity_search("one", k=1)) == ["a"]
     store.protection.close()
 
 
 class Opaque(VectorStore):
-    """Somebody's store: it tells distances, and nothing of what it holds."""
+    """A custom store that returns distances and cannot list its documents."""
 
     def __init__(self, embedding):
         self.within = {}
@@ -642,7 +642,7 @@ class Opaque(VectorStore):
 
 
 class FaissLike(Opaque):
-    """Of FAISS's shape: places, and vectors by their places."""
+    """Has the interface of FAISS: positions, and vectors by position."""
 
     def __init__(self, embedding):
         super().__init__(embedding)
@@ -652,15 +652,15 @@ class FaissLike(Opaque):
     def index_to_docstore_id(self):
         return dict(enumerate(self.within))
 
-    def reconstruct(self, place):
-        return np.array(list(self.within.values())[place]["vector"], np.float32)
+    def reconstruct(self, position):
+        return np.array(list(self.within.values())[position]["vector"], np.float32)
 
     def search(self, name, *args, **kwargs):
         return self.get_by_ids([name])[0]
 
 
 class ChromaLike(Opaque):
-    """Of Chroma's shape: pages of everything."""
+    """Has the interface of Chroma: pages of all entries."""
 
     @property
     def _collection(self):
@@ -681,7 +681,7 @@ class ChromaLike(Opaque):
 
 
 @pytest.mark.parametrize("kind", [FaissLike, ChromaLike])
-def test_stores_of_other_shapes(wrap, kind):
+def test_stores_with_the_interfaces_of_faiss_and_chroma_are_guarded(wrap, kind):
     store = wrap(filled(kind))
     assert type(store.protection.store).__name__ == f"_{kind.__name__.removesuffix('Like')}"
     assert "d4" not in ids(store.similarity_search(text_of("d4"), k=3))
@@ -695,7 +695,7 @@ def test_stores_of_other_shapes(wrap, kind):
     assert len(store.max_marginal_relevance_search(HARMLESS, k=3)) == 3
 
 
-def test_a_store_that_nobody_can_read_needs_to_be_told_how(calibration):
+def test_store_that_cannot_be_listed_requires_vectors_and_cosine(calibration):
     inner = Opaque(Model())
     inner.add_documents([Document(d.text, id=d.id) for d in corpus()])
     with pytest.raises(ConfigError, match="give vectors="):
@@ -740,7 +740,7 @@ class Remote(VectorStore):
         raise NotImplementedError
 
 
-def test_a_store_on_a_server_is_guarded_with_the_vectors_of_an_attached_collection(calibration):
+def test_store_on_a_server_uses_the_vectors_of_an_attached_collection(calibration):
     from casemate.backends.collections.elasticsearch_index import ElasticsearchIndex
     from casemate.types import Secret
     from tests.store_servers import Elasticsearch, serving
@@ -755,9 +755,9 @@ def test_a_store_on_a_server_is_guarded_with_the_vectors_of_an_attached_collecti
         def collection():
             return ElasticsearchIndex(Secret(url), "docs", source="metadata.source")
 
-        theirs = collection()
-        theirs.open()
-        inner = Remote(theirs, Model())
+        remote_collection = collection()
+        remote_collection.open()
+        inner = Remote(remote_collection, Model())
         with pytest.raises(ConfigError, match="give collection="):
             guarded(inner)
         with pytest.raises(ConfigError, match="remove vectors= and cosine="):
@@ -774,10 +774,10 @@ def test_a_store_on_a_server_is_guarded_with_the_vectors_of_an_attached_collecti
         server.field = {**server.field, "dims": 3}
         with pytest.raises(ConfigError, match="vectors of 3 dimensions"):
             guarded(inner, collection=collection())
-        theirs.close()
+        remote_collection.close()
 
 
-def test_sources_are_hidden_whole_and_rows_of_a_table_are_records(calibration):
+def test_all_chunks_of_a_source_are_withheld_and_each_table_row_is_a_source(calibration):
     inner = Store(Model())
     for d in corpus():
         n = int(d.id[1:])
@@ -792,7 +792,7 @@ def test_sources_are_hidden_whole_and_rows_of_a_table_are_records(calibration):
 
 
 def words_obtained(found):
-    """Words of each document, of which several results may have different beginnings, and of ids and metadata."""
+    """Counts the longest prefix of each document, and ids and metadata once."""
     lengths = {}
     for d in found:
         assert text_of(d.id).startswith(d.page_content)
@@ -816,8 +816,8 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("clients", [1, 3])
-def test_clients_obtain_at_most_the_budget_of_crawl_limit(wrap, way, clients):
-    """The application's model may repeat whatever it reads, so all texts count."""
+def test_clients_obtain_at_most_the_word_budget_of_crawl_limit(wrap, way, clients):
+    """The application's model may repeat its whole context, so all texts count."""
     store, obtained = wrap(defenses=[{"use": "crawl_limit", "budget": 200, "questions": 10_000}]), []
     for name in range(clients):
         with client_context(f"client {name}"):
@@ -825,7 +825,7 @@ def test_clients_obtain_at_most_the_budget_of_crawl_limit(wrap, way, clients):
     assert all(160 <= words <= 200 for words in obtained)
 
 
-def test_observe_mode_charges_and_withholds_nothing(wrap):
+def test_observe_mode_charges_the_budget_without_withholding(wrap):
     store = wrap(defenses=[{"use": "crawl_limit", "budget": 30}], mode="observe")
     for number in range(9):
         found = store.similarity_search(f"only{number}", 2)

@@ -74,7 +74,7 @@ def wrap(calibration):
         retriever.protection.close()
 
 
-def test_it_is_a_retriever_and_gives_as_many_as_before_without_what_a_question_carries(wrap):
+def test_question_with_a_copied_document_gets_top_k_other_nodes(wrap):
     index = filled()
     bare, retriever = index.as_retriever(similarity_top_k=3), wrap()
     assert isinstance(retriever, BaseRetriever)
@@ -93,21 +93,21 @@ def test_it_is_a_retriever_and_gives_as_many_as_before_without_what_a_question_c
     assert [n.metadata for n in found] == [n.metadata for n in expected]
 
 
-async def test_asynchronously(wrap):
+async def test_asynchronous_retrieval_withholds_nodes(wrap):
     retriever = wrap()
     assert "d4" not in ids(await retriever.aretrieve(text_of("d4")))
     assert len(await retriever.aretrieve(HARMLESS)) == 3
-    assert "d4" not in ids(retriever.retrieve(text_of("d4")))  # while a loop is running
+    assert "d4" not in ids(retriever.retrieve(text_of("d4")))  # in a running event loop
 
 
-def test_filters_are_kept(wrap):
+def test_filters_of_the_retriever_apply(wrap):
     filters = MetadataFilters(filters=[MetadataFilter(key="n", value=0, operator=FilterOperator.EQ)])
     retriever = wrap(filled().as_retriever(similarity_top_k=4, filters=filters))
     assert {n.metadata["n"] for n in retriever.retrieve(HARMLESS)} == {0}
     assert "d4" not in ids(retriever.retrieve(text_of("d4")))
 
 
-def test_who_asks(wrap):
+def test_client_comes_from_the_query_bundle_or_the_context(wrap):
     retriever = wrap()
     retriever.similarity_top_k = 4
     bundle = QueryBundle(text_of("d4"))
@@ -120,16 +120,16 @@ def test_who_asks(wrap):
         assert "d4" in ids(retriever.retrieve(near))
 
 
-def test_a_query_engine_around_it_never_sees_what_is_withheld(wrap):
-    class Told(BaseEventHandler):
-        seen: list = []
+def test_query_engine_and_events_contain_no_withheld_node_and_no_verdict(wrap):
+    class RecordingHandler(BaseEventHandler):
+        recorded: list = []
 
         def handle(self, event, **kwargs):
-            self.seen.append(repr(event))
+            self.recorded.append(repr(event))
 
-    told, debug = Told(), LlamaDebugHandler(print_trace_on_end=False)
+    recorder, debug = RecordingHandler(), LlamaDebugHandler(print_trace_on_end=False)
     dispatcher = get_dispatcher()
-    dispatcher.add_event_handler(told)
+    dispatcher.add_event_handler(recorder)
     try:
         nodes = [node(d) for d in corpus()]
         index = VectorStoreIndex(nodes, embed_model=Model(), callback_manager=CallbackManager([debug]))
@@ -138,18 +138,18 @@ def test_a_query_engine_around_it_never_sees_what_is_withheld(wrap):
         engine = RetrieverQueryEngine(wrap(inner), response_synthesizer=synthesizer)
         answer = engine.query(text_of("d4"))
     finally:
-        dispatcher.event_handlers.remove(told)
+        dispatcher.event_handlers.remove(recorder)
     assert len(answer.source_nodes) == 3
     assert "d4" not in ids(answer.source_nodes)
-    events = repr(told.seen) + repr(debug.get_events())
-    assert told.seen
+    events = repr(recorder.recorded) + repr(debug.get_events())
+    assert recorder.recorded
     assert debug.get_events()
     assert "source of d4" not in events
     for word in ("mirabel", "verdict", "withheld", "flagged"):
         assert word not in events.lower()
 
 
-def test_the_postprocessor_judges_what_others_found_and_fills_up(wrap):
+def test_postprocessor_judges_results_of_another_retriever_and_replaces_withheld_nodes(wrap):
     index = filled()
     post = wrap(index.as_retriever(similarity_top_k=3)).as_postprocessor()
     assert isinstance(post, BaseNodePostprocessor)
@@ -161,14 +161,14 @@ def test_the_postprocessor_judges_what_others_found_and_fills_up(wrap):
     assert len(kept) == 4
     assert ids(kept)[:3] == ["d2", "d3", "d5"]
     assert "d4" not in ids(kept)
-    stray = [*given, NodeWithScore(node=TextNode(text="from elsewhere", id_="web"), score=1.0)]
-    assert "web" not in ids(post.postprocess_nodes(stray, query_str=HARMLESS))
+    with_unknown = [*given, NodeWithScore(node=TextNode(text="from elsewhere", id_="web"), score=1.0)]
+    assert "web" not in ids(post.postprocess_nodes(with_unknown, query_str=HARMLESS))
     assert post.postprocess_nodes([], query_str=HARMLESS) == []
     with pytest.raises(ConfigError, match="without their question"):
         post.postprocess_nodes(given)
 
 
-async def test_the_postprocessor_asynchronously_and_in_an_engine(wrap):
+async def test_postprocessor_works_asynchronously_and_in_a_query_engine(wrap):
     index = filled()
     post = wrap(index.as_retriever(similarity_top_k=3)).as_postprocessor()
     given = [NodeWithScore(node=node(d), score=0.5) for d in corpus()[2:6]]
@@ -180,7 +180,7 @@ async def test_the_postprocessor_asynchronously_and_in_an_engine(wrap):
     assert "d4" not in ids(answer.source_nodes)
 
 
-def test_nodes_of_a_document_are_hidden_together(calibration):
+def test_all_nodes_of_a_document_are_withheld(calibration):
     nodes = [node(d, f"report {int(d.id[1:]) // 2}") for d in corpus()]
     index = VectorStoreIndex(nodes, embed_model=Model())
     settings = config(defenses=[mirabel(calibration=calibration)])
@@ -190,7 +190,7 @@ def test_nodes_of_a_document_are_hidden_together(calibration):
     retriever.protection.close()
 
 
-def test_what_is_inserted_and_deleted_by_way_of_it_is_known_at_once(wrap):
+def test_inserted_nodes_are_indexed_at_once(wrap):
     retriever = wrap()
     retriever.insert_nodes([TextNode(text="only999 amber", id_="new")])
     assert retriever.protection.index.moments().n == MEMBERS + 1
@@ -199,15 +199,15 @@ def test_what_is_inserted_and_deleted_by_way_of_it_is_known_at_once(wrap):
     assert retriever.protection.index.moments().n == MEMBERS + 1
 
 
-def test_what_does_not_search_by_similarity_alone_is_refused_at_wiring():
+def test_retrievers_with_other_search_methods_are_refused():
     index = filled()
     with pytest.raises(ConfigError, match="as_postprocessor"):
         guarded(index.as_retriever(vector_store_query_mode="mmr"))
     with pytest.raises(ConfigError, match="as_postprocessor"):
-        guarded(guarded_like())
+        guarded(other_retriever())
 
 
-def test_guarding_twice_is_guarding_once(wrap):
+def test_guarding_is_idempotent(wrap):
     retriever = wrap()
     assert guarded(retriever) is retriever
     with pytest.raises(ConfigError, match="no option|cannot be judged alone"):
@@ -218,10 +218,10 @@ def test_unknown_options_are_refused():
     with pytest.raises(ConfigError, match="no option 'mode' here; allowed: config, path, fit, similarity_top_k"):
         guarded(filled(), mode="observe")
     with pytest.raises(ConfigError, match="no option 'similarity_top_k' here; allowed: config, path, fit$"):
-        guarded(filled().as_retriever(), similarity_top_k=3)  # the retriever has its own
+        guarded(filled().as_retriever(), similarity_top_k=3)  # the retriever has its own value
 
 
-def guarded_like():
+def other_retriever():
     class Other(BaseRetriever):
         def _retrieve(self, query_bundle):
             return []
@@ -229,7 +229,7 @@ def guarded_like():
     return Other()
 
 
-def test_wiring_tells_what_is_not_protected(wrap, caplog):
+def test_protection_report_lists_what_is_not_protected(wrap, caplog):
     with caplog.at_level("INFO", "casemate.integrations"):
         retriever = wrap()
     assert isinstance(retriever, GuardedLlamaIndexRetriever)
@@ -239,7 +239,7 @@ def test_wiring_tells_what_is_not_protected(wrap, caplog):
 
 
 @pytest.mark.parametrize("way", ["retriever", "postprocessor"])
-def test_a_client_obtains_at_most_the_budget_of_crawl_limit(way):
+def test_client_obtains_at_most_the_word_budget_of_crawl_limit(way):
     settings, lengths = config(defenses=[{"use": "crawl_limit", "budget": 200, "questions": 10_000}]), {}
     values = set()
     retriever = guarded(filled(), config=settings, fit=False, similarity_top_k=3)
@@ -252,10 +252,10 @@ def test_a_client_obtains_at_most_the_budget_of_crawl_limit(way):
             for found in asked:
                 lengths[found.node_id] = max(lengths.get(found.node_id, 0), len(found.text.split()))
                 values |= {found.node_id, *found.metadata, *map(str, found.metadata.values())}
-    assert 180 <= sum(lengths.values()) + len(values) + 3 * len(lengths) <= 200  # each has a "source of" its id
+    assert 180 <= sum(lengths.values()) + len(values) + 3 * len(lengths) <= 200  # each node has a source id
 
 
-def test_metadata_of_related_nodes_counts():
+def test_metadata_of_related_nodes_counts_against_the_budget():
     settings = config(defenses=[{"use": "crawl_limit", "budget": 200, "questions": 10_000}])
     nodes = [node(d) for d in corpus()]
     for number, one in enumerate(nodes):

@@ -18,40 +18,40 @@ from tests.unit.crawls import PARAGRAPHS
 
 NAMES = ["Heron", "Weir", "porter", "mender", "crossing", "rain", "mud", "pier"]
 KINDS = ["cause", "use", "part", OTHER]
-some_triples = st.lists(
+triple_lists = st.lists(
     st.builds(Triple, st.sampled_from(NAMES), st.sampled_from([*KINDS, "unheard of"]), st.sampled_from(["", *NAMES])),
     max_size=30,
 )
 
 
-def graph(told=(), relations=KINDS, entity_similarity=0.85):
+def graph(triples=(), relations=KINDS, entity_similarity=0.85):
     made = KnowledgeGraph(HashingEmbedder(), relations, entity_similarity)
-    made.add(told)
+    made.add(triples)
     return made
 
 
-@given(some_triples)
-def test_degrees_and_deficits_equal_a_plain_count(told):
-    made = graph(told)
-    edges = {(h, r if r in KINDS else OTHER, t) for h, r, t in told if t and h != t}
-    seen = list(dict.fromkeys(name for t in told for name in (t.head, t.tail) if name))
-    assert made.entities.texts == seen
+@given(triple_lists)
+def test_degrees_and_deficits_equal_direct_counts(triples):
+    made = graph(triples)
+    edges = {(h, r if r in KINDS else OTHER, t) for h, r, t in triples if t and h != t}
+    expected_entities = list(dict.fromkeys(name for t in triples for name in (t.head, t.tail) if name))
+    assert made.entities.texts == expected_entities
 
     def count(name, relation):
         return sum(relation == r and name in (h, t) for h, r, t in edges)
 
-    assert made.degree.tolist() == [sum(count(n, r) for r in KINDS) for n in seen]
-    for i, name in enumerate(seen):
-        same = [n for n in seen if entity_type(n) == entity_type(name)]
+    assert made.degree.tolist() == [sum(count(n, r) for r in KINDS) for n in expected_entities]
+    for i, name in enumerate(expected_entities):
+        same = [n for n in expected_entities if entity_type(n) == entity_type(name)]
         for j, relation in enumerate(KINDS):
             mean = sum(count(n, relation) for n in same) / len(same)
             assert made.deficits()[i, j] == pytest.approx(0 if count(name, relation) else mean)
-        assert {seen[n] for n in made.neighbors(i)} == {n for h, _, t in edges if name in (h, t) for n in (h, t)} - {
-            name
-        }
+        assert {expected_entities[n] for n in made.neighbors(i)} == {
+            n for h, _, t in edges if name in (h, t) for n in (h, t)
+        } - {name}
 
 
-@given(some_triples, some_triples)
+@given(triple_lists, triple_lists)
 def test_new_entities_and_edges_are_counted(first, second):
     made = graph(first)
     before = len(made)
@@ -89,7 +89,7 @@ def test_grows_beyond_its_initial_capacity():
         ("The mayor (Ottilie Brandt)", OTHER),
     ],
 )
-def test_the_relation_follows_from_the_words_between(sentence, relation):
+def test_relation_is_determined_by_the_words_between_the_phrases(sentence, relation):
     (first,) = extract_triples(sentence)
     assert first.relation == relation
 
@@ -100,7 +100,7 @@ def test_a_single_phrase_is_an_entity_without_edges():
 
 
 @given(st.text(max_size=200))
-def test_any_text_gives_triples_of_its_own_words(text):
+def test_triples_of_any_text_contain_only_words_of_the_text(text):
     for triple in extract_triples(text):
         for name in (triple.head, triple.tail):
             assert name.lower() in " ".join(text.lower().split())
