@@ -387,7 +387,7 @@ def test_unentitled_client_loses_only_answers_of_the_system_without_a_guard(lab,
     steps, queries = [], [Query(f"amber only{i}") for i in range(20)]
     found = asyncio.run(measure_unentitled(lab.rag, guard, [*queries, Query(" ")], steps.append))
     assert (found, sum(steps)) == (stats.proportion(lost, 20), 21)
-    assert asyncio.run(measure_utility(lab.rag, guard, queries, "made")).answer_changed.value == 0  # entitled
+    assert asyncio.run(measure_utility(lab.rag, guard, queries, "made")).answer_changed.value == 0  # entitled client
 
 
 def test_no_rate_of_lost_answers_without_an_answer(lab):

@@ -189,7 +189,7 @@ def test_same_prompt_in_another_session_is_served_from_the_cache(store):
         first = say(generator, PROMPT, PROMPT)
     with session(Echo()):
         second = say(generator, PROMPT, PROMPT, PROMPT)
-    assert first == ["take 1", "take 2"]  # within a session it is a new sample
+    assert first == ["take 1", "take 2"]  # a repetition within a session is a new sample
     assert second == ["take 1", "take 2", "take 3"]
     assert (inner.said, generator.calls, generator.hits) == (3, 3, 2)
 

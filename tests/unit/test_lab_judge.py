@@ -181,7 +181,7 @@ def test_missing_measurement_is_inconclusive(split, missing):
         (0, 80, CheckStatus.PASS),
     ],
 )
-def test_rate_of_changed_benign_answers_up_to_the_limit_passes(split, changed, questions, status):
+def test_rate_of_changed_benign_answers_is_compared_to_the_limit(split, changed, questions, status):
     utility = Utility("people", questions, stats.proportion(0, questions), stats.proportion(changed, questions))
     trials = campaign(split, made(split, 2.0), made(split, 0.0, 1))
     found = judge_campaign(trials, split, {"name": Name()}, utility=utility, audit=AUDIT)

@@ -1,4 +1,4 @@
-"""Logistic regression against scikit-learn and SciPy."""
+"""Logistic regression, compared with scikit-learn and SciPy."""
 
 import numpy as np
 import pytest

@@ -239,7 +239,7 @@ async def test_document_withheld_for_the_question_is_withheld_for_all_its_querie
             asked = {"query": HIDDEN, "question": question}
             assert "d3" not in found(await client.call_tool("search", asked))
             assert "d3" not in found(await client.call_tool("search", {**asked, "query": f"{HIDDEN} again"}))
-            assert "d3" in found(await client.call_tool("search", {"query": HIDDEN}))  # another turn
+            assert "d3" in found(await client.call_tool("search", {"query": HIDDEN}))  # a different turn
 
 
 async def test_records_calls_with_their_client(app):
@@ -367,7 +367,7 @@ async def test_forwards_only_configured_arguments_to_the_upstream_server(app, tm
 
 
 @pytest.mark.slow
-async def test_offers_only_configured_tools_and_those_with_the_read_only_hint(app, tmp_path):
+async def test_offers_read_only_tools_by_default_or_else_the_configured_ones(app, tmp_path):
     async with guarded_library(app) as client:
         offered = {tool.name: tool for tool in (await client.list_tools()).tools}
     assert offered["search"].annotations.read_only_hint is True

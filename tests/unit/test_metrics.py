@@ -192,7 +192,7 @@ def test_bleu_is_1_for_equal_and_0_for_disjoint_words():
     assert metrics.bleu("a b c d e f g h", "a b c d") == pytest.approx(math.exp(-1))
 
 
-def test_bleu_of_members_and_nonmembers_equals_the_published_values(data):
+def test_bleu_separates_members_with_the_published_auc(data):
     with gzip.open(data / "mia_riddle/nfcorpus_s2mia.jsonl.gz", "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     yes, no = (

@@ -235,7 +235,7 @@ def clock(monkeypatch):
 
 
 def question_about(i):
-    """A harmless question that retrieves document i."""
+    """A benign question that retrieves document i."""
     words = HELD[2 * i].text.replace(".", "").lower().split()
     return " ".join(words[:3])
 
@@ -361,7 +361,7 @@ def labeled(guard, text, *labels):
 
 
 def test_source_without_a_label_of_the_client_is_not_recorded_as_withheld(make):
-    """Questions without the label change no state: the source is not in the collection that the client sees."""
+    """Questions without the label change no state: the source is not in the collection visible to the client."""
     held = [replace(d, metadata={"acl": ["board"]}) if d.source == "d4" else d for d in HELD]
     guard = make(held)
     for _ in range(3):
@@ -560,7 +560,7 @@ def test_too_few_hits_request_more_and_change_no_state(judging):
     assert mirabel.blocked_sources(Query("x", client="anna")) == frozenset()
     long = replace(retrieval([0.995, *BELOW[:LOOKAHEAD]]), exhausted=False)
     assert judge(mirabel, replace(long, hits=long.hits[:LOOKAHEAD])).more
-    assert judge(mirabel, long, k=1).more  # the document that enters has no lower one
+    assert judge(mirabel, long, k=1).more  # the document that enters the context has no lower-ranked hit
     enough = replace(retrieval([0.995, *BELOW]), exhausted=False)
     assert judge(mirabel, enough, k=1).verdict.evidence["flagged"] == ["s0"]
     assert judge(mirabel, short, k=1) == (short, None, True)  # too few to find sources related to the withheld one
@@ -772,7 +772,7 @@ def test_calibration_of_another_tenant_is_not_used(make, learned):
     assert "tenant 'default'" in retrieve_without_calibration(guard)[1].evidence["message"]
 
 
-# No trace of membership
+# Contexts independent of membership
 
 
 def test_observe_mode_changes_no_answer(make):

@@ -77,10 +77,10 @@ def test_training_data_is_reproducible_with_the_same_seed() -> None:
 
 def test_tokenizer_splits_numbers_into_three_digits_from_the_left(tokenizer: Any) -> None:
     assert tokenizer.encode("48213 and 7", add_special_tokens=False).tokens[:2] == ["482", "13"]
-    learnt = tokens.trained(contexts=30, vocabulary=1500)
+    learned = tokens.trained(contexts=30, vocabulary=1500)
     text = 'The phone number of Maria is 555-12345. "$99,120" in 1987.'
-    assert learnt.decode(tokens.encoded(learnt, text)) == text
-    assert tokens.encoded(learnt, "48213") == [learnt.token_to_id("482"), learnt.token_to_id("13")]
+    assert learned.decode(tokens.encoded(learned, text)) == text
+    assert tokens.encoded(learned, "48213") == [learned.token_to_id("482"), learned.token_to_id("13")]
 
 
 def test_question_attends_to_its_context_and_itself_only(tokenizer: Any) -> None:

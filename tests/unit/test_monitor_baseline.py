@@ -58,7 +58,7 @@ def result(canary, number=0, status=CanaryStatus.PASS, **fields):
 
 
 def runs(count=20, **changed):
-    """Runs in which all canaries pass, except those given: functions of the number of the run."""
+    """Runs in which all canaries pass, except the given ones: functions from run number to result."""
     return [
         CanaryRun(f"r{n}", tuple(changed.get(c.id, lambda n, c=c: result(c.id, n))(n) for c in SET.canaries))
         for n in range(count)
@@ -332,7 +332,7 @@ class TestUpdates:
         record_source_updates(store, "default", [], AT)
         assert len(store.scan("corpus-update")) == 4
 
-    def test_outdated_canary_does_not_alarm(self):
+    def test_failing_canary_alarms_unless_it_is_outdated(self):
         found = recorded(digests=self.digests)
         for outdated, expected in (((), ("fee",)), (("fee",), ())):
             watched, state, alarmed = watched_set(SET, found, outdated=outdated), CusumState(), []

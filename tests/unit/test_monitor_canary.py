@@ -404,7 +404,7 @@ KINDS = {
 
 
 def matches(value, rule=None):  # noqa: PLR0911
-    """Whether a value matches the schema: the part of draft 2020-12 that it uses. jsonschema 4 agrees."""
+    """Whether a value matches the schema, for the used part of draft 2020-12. Results equal those of jsonschema 4."""
     rule = canary_json_schema() if rule is None else rule
     if "$ref" in rule:
         return matches(value, canary_json_schema()["$defs"][rule["$ref"].rpartition("/")[2]])

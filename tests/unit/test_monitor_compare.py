@@ -28,7 +28,7 @@ AT = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def results(passes, name="c", asked=None, **fields):
-    """Results of canaries, given how often each passed."""
+    """Results of canaries, given the number of passes of each."""
     asked = asked or max([*passes, 1])
     return [
         CanaryResult(

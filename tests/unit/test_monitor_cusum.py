@@ -1,4 +1,4 @@
-"""``analyze_run``, against an independent simulation and case by case."""
+"""``analyze_run``, compared with an independent simulation and for single cases."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def results(number, letters, suffix="", ids=None):
 
 
 def analyze_runs(set_, runs, limits=NO_REPEATS):
-    """Analyses of runs, each given as a word of letters."""
+    """Analyses of runs, each given as one letter per canary."""
     steps, state = [], CusumState()
     for number, letters in enumerate(runs):
         steps.append(analyze_run(state, results(number, letters), set_, limits))

@@ -384,7 +384,7 @@ class TestQuarantine:
 
 
 def documented_delete_statement(source):
-    """The statement that removes the quarantined text of a source, as docs/how-to/operate.md gives it."""
+    """The SQL statement of docs/how-to/operate.md that removes the quarantined text of a source."""
     page = Path(__file__).parents[2] / "docs/how-to/operate.md"
     (found,) = re.findall(r"^DELETE FROM casemate_events WHERE kind = 'quarantine' .*;$", page.read_text(), re.M)
     return found.replace("NAME", source)

@@ -396,7 +396,7 @@ class TestCurrentGap:
     @pytest.mark.parametrize(
         ("before", "late"),
         [
-            (schedule.RunHistory(), 9.5),  # never watched
+            (schedule.RunHistory(), 9.5),  # no run so far
             (schedule.RunHistory(accounted=0), 1.9),  # slot 1 has not passed
             (schedule.RunHistory(accounted=0, started=(schedule.StartedRun(HOUR, "r", ()),)), 2.5),  # in progress
         ],

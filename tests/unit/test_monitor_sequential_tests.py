@@ -1,4 +1,4 @@
-"""The sequential tests, against independent computations."""
+"""The sequential tests, compared with independent computations."""
 
 from __future__ import annotations
 

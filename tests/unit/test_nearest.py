@@ -1,4 +1,4 @@
-"""``ExactSearch`` against a naive sort, and the guarantees of ``ApproximateSearch``."""
+"""``ExactSearch`` compared with a naive sort, and the guarantees of ``ApproximateSearch``."""
 
 from __future__ import annotations
 

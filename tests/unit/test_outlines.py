@@ -52,7 +52,7 @@ def test_finds_a_run_of_changed_words_at_its_position(seed):
     covered = {i for first, last in found for i in range(first, last + 1)}
     assert (
         len(covered & set(range(start, start + size))) >= size - 2 - OUTLINE // 2
-    )  # only each second hash and each sixth run are compared
+    )  # each second hash is looked up; each sixth run is compared
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -146,7 +146,7 @@ class TestInnocentSystems:
             return options[3]
         return " ".join(options[i] for i in rng.permutation(len(options))[:count])
 
-    def test_answers_with_all_values_are_not_correct(self):
+    def test_answers_with_all_values_have_a_p_value_of_1(self):
         asked = ownership_questions(key_of(0), RECORDS)
         result = ownership_test([(q, " ".join(VALUES[q.attribute])) for q in asked])
         assert result.correct == len(asked)

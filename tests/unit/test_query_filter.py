@@ -78,7 +78,7 @@ def decided(text, **options):
 
 @dataclass
 class Judge(Generator):
-    """Gives replies in order, and records the prompts."""
+    """Returns replies in order, and records the prompts."""
 
     replies: list
     prompts: list = field(default_factory=list)
