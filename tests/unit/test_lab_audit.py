@@ -34,7 +34,7 @@ def chunked(count, pieces, seed=0):
 
 
 @pytest.mark.parametrize("pieces", [1, 4])
-def test_the_view_equals_the_index_after_a_removal(tmp_path, pieces):
+def test_view_without_a_source_equals_the_index_after_its_removal(tmp_path, pieces):
     held = chunked(60, pieces)
     E = BagOfWords().embed([d.content for d in held])
     index = SqliteIndex(tmp_path / "i.db")
@@ -47,7 +47,7 @@ def test_the_view_equals_the_index_after_a_removal(tmp_path, pieces):
     for name in names:
         view = IndexWithout(index, {name: before[name]})
         seen = [(view.search(q, k), view.search(q, k, "acme")) for q in queries for k in (1, 5, 300)]
-        told = (view.digests(), view.tenants(), [d.id for ds, _ in view.scan() for d in ds], view.check())
+        listed = (view.digests(), view.tenants(), [d.id for ds, _ in view.scan() for d in ds], view.check())
         moments = view.moments()
         gone = [d for d in held if d.source == name]
         vectors = E[[held.index(d) for d in gone]]
@@ -59,14 +59,14 @@ def test_the_view_equals_the_index_after_a_removal(tmp_path, pieces):
             assert found.similarity_stats.mean == pytest.approx(expected.similarity_stats.mean, rel=1e-12, abs=1e-15)
             assert found.similarity_stats.std == pytest.approx(expected.similarity_stats.std, rel=1e-12)
             assert other == same
-        assert told == (index.digests(), index.tenants(), [d.id for ds, _ in index.scan() for d in ds], [])
+        assert listed == (index.digests(), index.tenants(), [d.id for ds, _ in index.scan() for d in ds], [])
         assert np.allclose(moments.scatter, index.moments().scatter, rtol=0, atol=1e-12)
         index.add(gone, vectors)
         before = datasets.indexed_sources(index, names)
     index.close()
 
 
-def test_the_view_of_the_only_source_is_empty(tmp_path):
+def test_view_without_the_only_source_is_empty(tmp_path):
     held = chunked(1, 3)
     index = SqliteIndex(tmp_path / "i.db")
     index.open("bag-of-words", 64)
@@ -80,7 +80,7 @@ def test_the_view_of_the_only_source_is_empty(tmp_path):
     index.close()
 
 
-def test_the_view_is_read_only(lab):
+def test_view_is_read_only(lab):
     view = IndexWithout(lab.index, dict([next(iter(lab.indexed.items()))]))
     E = BagOfWords().embed(["x"])
     for change in (
@@ -115,13 +115,13 @@ def audited(lab, *make_defenses, attacks=None, plan=None, **options):
 
 
 @pytest.mark.parametrize("identity", ["candidate", "question", "campaign"])
-def test_a_guard_that_refills_the_context_leaves_no_trace(lab, identity):
+def test_guard_that_refills_the_context_has_no_difference(lab, identity):
     worlds = audited(lab, lambda: Hide(lab.secret), identity=identity)
     assert worlds.audit == TwoWorldAudit(40, 0, stats.proportion(0, 40))
     assert (worlds.asked, worlds.exposed, worlds.audit.differing) == (40, 0, 0)
 
 
-def with_copy(lab):
+def add_copy(lab):
     """Adds a copy of the first member with its words in another order; returns its name."""
     member = lab.split.members[0]
     copy = Document("copy", " ".join(reversed(member.text.split())))
@@ -129,37 +129,37 @@ def with_copy(lab):
     return copy.source
 
 
-def test_a_guard_that_withholds_the_whole_unit_leaves_no_trace(lab):
-    both = frozenset({lab.split.members[0].source, with_copy(lab)})
+def test_guard_that_withholds_the_whole_unit_has_no_difference(lab):
+    both = frozenset({lab.split.members[0].source, add_copy(lab)})
     worlds = audited(lab, lambda: Hide(both))
     assert (worlds.audit.pairs, worlds.audit.differing) == (2, 0)
 
 
-def test_a_copy_in_the_context_is_exposure_and_not_a_difference(lab):
-    with_copy(lab)
+def test_copy_in_the_context_counts_as_exposure_and_not_as_a_difference(lab):
+    add_copy(lab)
     worlds = audited(lab, lambda: Hide(frozenset({lab.split.members[0].source})))
     assert (worlds.exposed, worlds.audit.pairs, worlds.audit.differing) == (40, 0, 0)
 
 
-def test_a_guard_that_does_not_refill_the_context_is_detected(lab):
+def test_detects_a_guard_that_does_not_refill_the_context(lab):
     worlds = audited(lab, lambda: Shorten(frozenset({lab.split.members[0].source})))
     assert (worlds.audit.pairs, worlds.audit.differing) == (2, 2)
     assert worlds.audit.rate == stats.proportion(2, 2)
 
 
-def test_a_trace_in_a_tenant_of_its_own_is_detected(lab):
+def test_detects_a_difference_in_a_separate_tenant(lab):
     inside = [d for d in lab.documents if d not in lab.split.nonmembers]
     lab.index.add(inside, lab.embedder.embed([d.content for d in inside]), "ward")
     worlds = audited(lab, lambda: Shorten(frozenset({lab.split.members[0].source})), tenant="ward")
     assert (worlds.audit.pairs, worlds.audit.differing) == (2, 2)
 
 
-def test_a_guard_with_client_state_is_detected_in_the_next_question(lab):
+def test_detects_client_state_of_the_guard_in_the_next_question(lab):
     secret = frozenset({lab.split.members[0].source})
     worlds = audited(lab, lambda: BlockAfterHit(secret))
     assert (worlds.audit.pairs, worlds.audit.differing) == (2, 1)
     restarted = audited(lab, lambda: BlockAfterHit(secret), identity="question")
-    assert restarted.audit.differing == 0  # each question is a new client's
+    assert restarted.audit.differing == 0  # each question has its own client
 
 
 @dataclass
@@ -172,12 +172,12 @@ class DependsOnStatistics(Hide):
         return Outcome(replace(found.value, hits=found.value.hits[odd:]), found.verdict)
 
 
-def test_a_guard_that_depends_on_the_similarity_statistics_is_detected(lab):
+def test_detects_a_guard_that_depends_on_the_similarity_statistics(lab):
     worlds = audited(lab, lambda: DependsOnStatistics(lab.secret))
     assert worlds.audit.differing == worlds.audit.pairs == 40
 
 
-def test_members_that_are_not_withheld_are_exposed_and_not_compared(lab):
+def test_members_that_are_not_withheld_count_as_exposed_and_are_not_compared(lab):
     half = frozenset(d.source for d in lab.split.members[:10])
     worlds = audited(lab, lambda: Hide(half))
     assert (worlds.asked, worlds.exposed, worlds.audit.pairs) == (40, 20, 20)
@@ -187,7 +187,7 @@ def test_members_that_are_not_withheld_are_exposed_and_not_compared(lab):
 class FirstQuestion(Hide):
     """Hides the secret documents; in a client's first question, it drops the best hit instead and reports no verdict.
 
-    So the first answer tells whether the secret was among the hits, though nothing is withheld.
+    The first answer then reveals whether the secret was among the hits, although nothing is withheld.
     """
 
     def __post_init__(self):
@@ -202,7 +202,7 @@ class FirstQuestion(Hide):
         return Outcome(replace(found.value, hits=found.value.hits[1:]), None)
 
 
-def test_a_member_that_changes_a_context_without_being_withheld_ends_the_comparison_and_is_counted(lab):
+def test_difference_without_a_withheld_member_ends_the_comparison_and_is_counted(lab):
     secret = frozenset({lab.split.members[0].source})
     worlds = audited(lab, lambda: FirstQuestion(secret))
     assert (worlds.ended_early, worlds.audit.pairs, worlds.audit.differing) == (1, 0, 0)
@@ -212,14 +212,14 @@ def test_a_member_that_changes_a_context_without_being_withheld_ends_the_compari
 
 @dataclass
 class CalibratedHide(CalibratedDefense, Hide):
-    """`Hide` with a calibration that does not fit another number of chunks."""
+    """`Hide` with a calibration that is invalid for another number of chunks."""
 
     calibration: Path = Path("unused.json")
     significance: float | None = None
     name = "calibrated_hide"
 
 
-def test_a_member_that_is_a_fifth_of_the_collection_is_counted_and_not_compared(lab, monkeypatch):
+def test_member_with_over_a_fifth_of_the_chunks_is_counted_and_not_compared(lab, monkeypatch):
     monkeypatch.setattr(
         "casemate.redteam.lab.two_world_audit.indexed_sources",
         lambda index, sources, tenant: {source: lab.indexed[source] for source in sources},
@@ -234,12 +234,12 @@ def test_a_member_that_is_a_fifth_of_the_collection_is_counted_and_not_compared(
         assert worlds.audit.not_compared == expected
         assert worlds.audit.pairs == 40 - 2 * expected
     lab.indexed[member] = own._replace(ids=(*own.ids, *others))
-    assert audited(lab, lambda: Hide(lab.secret)).audit.not_compared == 0  # nothing is calibrated
+    assert audited(lab, lambda: Hide(lab.secret)).audit.not_compared == 0  # no defense is calibrated
 
 
 @dataclass
 class HideFromMany(Hide):
-    """`Hide` that decides nothing in a small index."""
+    """`Hide` without a decision in a small index."""
 
     min_documents: int = 0
 
@@ -248,7 +248,7 @@ class HideFromMany(Hide):
         return Outcome(retrieval) if few else await super().on_retrieve(query, retrieval)
 
 
-def test_a_member_without_which_a_defense_has_too_few_chunks_is_counted_and_not_compared(lab):
+def test_member_that_a_defense_needs_for_its_minimum_of_chunks_is_not_compared(lab):
     chunks = lab.index.moments().n
     size = max(len(source.ids) for source in lab.indexed.values())
     enough = audited(lab, lambda: HideFromMany(lab.secret, chunks - size)).audit
@@ -260,7 +260,7 @@ def test_a_member_without_which_a_defense_has_too_few_chunks_is_counted_and_not_
     assert check.why.startswith("Nothing was compared. 20 sessions were not compared: ") and "--nonmembers" in check.why
 
 
-def test_a_guard_that_withholds_nothing_leaves_nothing_to_compare(lab):
+def test_guard_that_withholds_nothing_gives_no_comparisons(lab):
     worlds = audited(lab, Defense)
     assert (worlds.audit.pairs, worlds.audit.differing, worlds.audit.rate) == (0, 0, (0.0, 0.0, 1.0))
     assert worlds.exposed == worlds.asked == 40
@@ -268,7 +268,7 @@ def test_a_guard_that_withholds_nothing_leaves_nothing_to_compare(lab):
 
 @dataclass
 class AnswerState(Hide):
-    """Keeps client state from answers: after one with a withheld document, the client's contexts are empty."""
+    """Derives client state from answers: after a withheld document, the client's contexts are empty."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -284,12 +284,12 @@ class AnswerState(Hide):
         return Outcome(answer)
 
 
-def test_answers_are_generated_for_a_guard_that_acts_on_them(lab):
+def test_generates_answers_if_a_defense_acts_on_them(lab):
     worlds = audited(lab, lambda: AnswerState(frozenset({lab.split.members[0].source})))
     assert (worlds.audit.pairs, worlds.audit.differing) == (2, 1)
 
 
-def test_no_answer_is_generated_if_no_defense_acts_on_answers(lab):
+def test_generates_no_answer_if_no_defense_acts_on_answers(lab):
     def make(index):
         guard = lab.guard(Hide(lab.secret), index=index)
         guard.generator = None
@@ -303,17 +303,17 @@ def test_no_answer_is_generated_if_no_defense_acts_on_answers(lab):
     assert worlds.audit.pairs == 40
 
 
-def test_rejected_questions_have_no_context_in_either_world(lab):
-    class Shout(Name):
+def test_rejected_questions_have_an_empty_context_in_both_worlds(lab):
+    class TooLongQuestions(Name):
         async def prepare(self, candidate, rng):
             probe = await super().prepare(candidate, rng)
             return replace(probe, questions=("x" * 30_000, *probe.questions))
 
-    worlds = audited(lab, lambda: Hide(lab.secret), attacks={"shout": Shout()})
+    worlds = audited(lab, lambda: Hide(lab.secret), attacks={"shout": TooLongQuestions()})
     assert (worlds.asked, worlds.audit.pairs, worlds.audit.differing) == (60, 40, 0)
 
 
-def test_a_member_without_indexed_chunks_is_an_error(lab):
+def test_member_without_indexed_chunks_is_an_error(lab):
     sessions = [("name", Document("nobody", "text"), ())]
     with pytest.raises(DataError, match="nobody"):
         asyncio.run(
@@ -346,7 +346,7 @@ def test_utility_counts_withheld_documents_and_changed_answers(lab, effect, chan
     assert (found.source, found.questions, sum(steps)) == ("made", 40, 40)
 
 
-def test_in_observe_mode_a_guard_costs_nothing(lab):
+def test_observe_mode_has_no_utility_loss(lab):
     guard = Guard(lab.rag, [EveryFourth()], enforce=False)
     found = asyncio.run(measure_utility(lab.rag, guard, [Query("amber")] * 8, "made"))
     assert (found.flagged.value, found.answer_changed.value) == (0, 0)
@@ -354,19 +354,19 @@ def test_in_observe_mode_a_guard_costs_nothing(lab):
 
 @dataclass
 class Failing(Hide):
-    """Fails in every question."""
+    """Raises at each question."""
 
     async def on_retrieve(self, query, retrieval):
         raise RuntimeError("the text of a document")
 
 
-def test_utility_counts_questions_in_which_a_defense_failed(lab):
+def test_utility_counts_questions_with_a_failed_defense(lab):
     found = asyncio.run(measure_utility(lab.rag, lab.guard(Failing()), [Query("amber")] * 8, "made"))
     assert found.failed == 8
     assert asyncio.run(measure_utility(lab.rag, lab.guard(Hide()), [Query("amber")] * 8, "made")).failed == 0
 
 
-def test_the_audit_counts_questions_in_which_a_defense_failed_although_the_contexts_are_equal(lab):
+def test_audit_counts_questions_with_a_failed_defense_even_if_contexts_are_equal(lab):
     experiment = lab.experiment(targets={"on": lab.guard(Hide(lab.secret))})
     asyncio.run(experiment.run())
     worlds = asyncio.run(
@@ -382,15 +382,15 @@ def test_the_audit_counts_questions_in_which_a_defense_failed_although_the_conte
 
 
 @pytest.mark.parametrize(("rules", "lost"), [((), 20), ((EntitlementRule(sources=("*",)),), 0)])
-def test_a_client_without_entitlement_loses_the_answers_that_the_bare_system_gives(lab, rules, lost):
+def test_unentitled_client_loses_only_answers_of_the_system_without_a_guard(lab, rules, lost):
     guard = Guard(lab.rag, [], audience=AudiencePolicy("nothing", rules))
     steps, queries = [], [Query(f"amber only{i}") for i in range(20)]
     found = asyncio.run(measure_unentitled(lab.rag, guard, [*queries, Query(" ")], steps.append))
     assert (found, sum(steps)) == (stats.proportion(lost, 20), 21)
-    assert asyncio.run(measure_utility(lab.rag, guard, queries, "made")).answer_changed.value == 0  # an operator
+    assert asyncio.run(measure_utility(lab.rag, guard, queries, "made")).answer_changed.value == 0  # entitled client
 
 
-def test_a_system_that_answers_nothing_loses_nothing(lab):
+def test_no_rate_of_lost_answers_without_an_answer(lab):
     assert asyncio.run(measure_unentitled(lab.rag, lab.guard(), [Query(" ")])) is None
 
 

@@ -44,7 +44,7 @@ def ask(made, *questions):
         return [asyncio.run(box.ask(q)) for q in questions]
 
 
-def test_an_attack_gets_replies_and_nothing_else():
+def test_attack_receives_replies_only():
     made = session(Echo([replace(ANSWER, verdicts=(HIDDEN,))]))
     with made as box:
         reply = asyncio.run(box.ask("why?"))
@@ -52,7 +52,7 @@ def test_an_attack_gets_replies_and_nothing_else():
     assert [n for n in dir(box) if not n.startswith("_")] == ["ask"]
 
 
-def test_queries_carry_client_k_and_tenant():
+def test_queries_contain_client_k_and_tenant():
     target = Echo()
     ask(session(target, k=9, tenant="acme"), "one", "two")
     asked = [("one", "client-0", "acme", 9), ("two", "client-1", "acme", 9)]
@@ -85,13 +85,13 @@ def test_exchanges_record_withheld_documents_and_context():
         (Verdict("m", False, Action.NONE, 0.0, None, evidence={"error": "E"}), False, False, True),
     ],
 )
-def test_a_verdict_counts_by_its_effect(verdict, hidden, withheld, failed):
+def test_exchange_records_the_effect_of_a_verdict(verdict, hidden, withheld, failed):
     exchange = Exchange.from_answer("why?", replace(ANSWER, verdicts=(verdict,)))
     assert (bool(exchange.hidden), exchange.withheld, exchange.failed) == (hidden, withheld, failed)
 
 
-def test_exchanges_are_in_the_order_of_asking_not_of_answering():
-    class Backwards(Echo):
+def test_exchanges_are_ordered_by_question_and_not_by_answer_time():
+    class SecondAnswerFirst(Echo):
         async def ask(self, query):
             await asyncio.sleep(0 if query.text == "b" else 0.01)
             return await super().ask(query)
@@ -99,13 +99,13 @@ def test_exchanges_are_in_the_order_of_asking_not_of_answering():
     async def both(box):
         await asyncio.gather(box.ask("a"), box.ask("b"))
 
-    made = session(Backwards())
+    made = session(SecondAnswerFirst())
     with made as box:
         asyncio.run(both(box))
     assert [e.question for e in made.exchanges] == ["a", "b"]
 
 
-def test_a_question_beyond_the_campaign_s_budget_is_refused():
+def test_rejects_a_question_beyond_the_budget_of_the_campaign():
     budget = Budget(total=3)
     ask(session(Echo(), budget=budget), "a", "b")
     made = session(Echo(), budget=budget)
@@ -115,7 +115,7 @@ def test_a_question_beyond_the_campaign_s_budget_is_refused():
     assert len(made.exchanges) == 1
 
 
-def test_a_rejected_question_gets_an_empty_reply():
+def test_rejected_question_has_an_empty_reply():
     made = session(Echo([QueryError("too long"), ANSWER]))
     assert ask(made, "x" * 9, "b") == [Reply(""), Reply("It is so.")]
     assert [e.refused for e in made.exchanges] == [True, False]
@@ -125,14 +125,14 @@ def failing(count, retryable=True):
     return [BackendError("no route", backend="fake", retryable=retryable)] * count
 
 
-def test_an_unavailable_target_is_retried():
+def test_retries_an_unavailable_target():
     target, budget = Echo([*failing(2), ANSWER]), Budget()
     assert ask(session(target, waits=(0, 0), budget=budget), "a") == [Reply("It is so.")]
     assert (len(target.queries), budget.spent) == (3, 1)
 
 
 @pytest.mark.parametrize(("retryable", "tries"), [(True, 3), (False, 1)])
-def test_an_unavailable_target_is_given_up_after_the_retries(retryable, tries):
+def test_raises_if_the_target_is_unavailable_after_the_retries(retryable, tries):
     target = Echo(failing(9, retryable))
     with pytest.raises(BackendError) as caught:
         ask(session(target, waits=(0, 0)), "a")
@@ -140,7 +140,7 @@ def test_an_unavailable_target_is_given_up_after_the_retries(retryable, tries):
     assert not caught.value.retryable
 
 
-def test_only_backend_errors_are_retried():
+def test_retries_backend_errors_only():
     calls = []
 
     async def broken():
@@ -182,23 +182,23 @@ def say(generator, *prompts):
     return [asyncio.run(join_stream(generator.stream(p))) for p in prompts]
 
 
-def test_the_same_prompt_in_another_session_comes_from_the_cache(store):
+def test_same_prompt_in_another_session_is_served_from_the_cache(store):
     inner = Sampler()
     generator = CachedGenerator(inner, store, "sampler")
     with session(Echo()):
         first = say(generator, PROMPT, PROMPT)
     with session(Echo()):
         second = say(generator, PROMPT, PROMPT, PROMPT)
-    assert first == ["take 1", "take 2"]  # within a session it is a new sample
+    assert first == ["take 1", "take 2"]  # a repetition within a session is a new sample
     assert second == ["take 1", "take 2", "take 3"]
     assert (inner.said, generator.calls, generator.hits) == (3, 3, 2)
 
 
-def test_outside_of_a_session_a_prompt_has_one_reply(store):
+def test_prompt_outside_of_a_session_has_one_cached_reply(store):
     assert say(CachedGenerator(Sampler(), store, "sampler"), PROMPT, PROMPT) == ["take 1", "take 1"]
 
 
-def test_sessions_in_concurrent_tasks_count_separately(store):
+def test_concurrent_sessions_count_repeated_prompts_separately(store):
     generator = CachedGenerator(Sampler(), store, "sampler")
 
     async def one():
@@ -226,24 +226,24 @@ def test_sessions_in_concurrent_tasks_count_separately(store):
         replace(PROMPT, context=(replace(DOCUMENT, metadata={"year": 2000}),)),
     ],
 )
-def test_a_different_prompt_is_not_served_from_the_cache(store, other):
+def test_different_prompt_is_not_served_from_the_cache(store, other):
     assert say(CachedGenerator(Sampler(), store, "sampler"), PROMPT, other) == ["take 1", "take 2"]
 
 
-def test_the_order_of_the_context_matters(store):
+def test_cache_key_depends_on_the_order_of_the_context(store):
     two = replace(PROMPT, context=(DOCUMENT, replace(DOCUMENT, id="b")))
     turned = replace(two, context=two.context[::-1])
     assert say(CachedGenerator(Sampler(), store, "sampler"), two, turned) == ["take 1", "take 2"]
 
 
-def test_generators_have_separate_caches_and_processes_share_one(tmp_path):
+def test_cache_is_separate_for_each_generator_and_shared_by_processes(tmp_path):
     with CampaignStore(tmp_path / "l.db") as one, CampaignStore(tmp_path / "l.db") as two:
         assert say(CachedGenerator(Sampler(), one, "a"), PROMPT) == ["take 1"]
         assert say(CachedGenerator(Sampler(said=7), two, "a"), PROMPT) == ["take 1"]
         assert say(CachedGenerator(Sampler(said=7), two, "b"), PROMPT) == ["take 8"]
 
 
-def test_an_incomplete_reply_is_not_cached(store):
+def test_incomplete_reply_is_not_cached(store):
     generator = CachedGenerator(Sampler(fails=1), store, "sampler")
     with session(Echo()):
         with pytest.raises(BackendError):
@@ -252,7 +252,7 @@ def test_an_incomplete_reply_is_not_cached(store):
     assert say(generator, PROMPT) == ["take 1"]
 
 
-def test_a_text_is_embedded_once():
+def test_embeds_each_text_once():
     inner = BagOfWords()
     embedder = CachedEmbedder(inner)
     first, again = embedder.embed(["a b", "c", "a b"]), embedder.embed(["c", "a b"])
@@ -264,7 +264,7 @@ def test_a_text_is_embedded_once():
     assert np.array_equal(embedder.embed(["c"]), first[[1]])
 
 
-def test_the_cached_embedder_delegates_to_its_inner_embedder():
+def test_cached_embedder_delegates_to_its_inner_embedder():
     inner, counts = BagOfWords(), []
     embedder = CachedEmbedder(inner)
     assert (embedder.fingerprint, embedder.dim, embedder.max_tokens) == ("bag-of-words", 64, 40)
@@ -274,7 +274,7 @@ def test_the_cached_embedder_delegates_to_its_inner_embedder():
     assert counts == [0, 2]
 
 
-def test_kept_vectors_are_returned_and_not_embedded_again():
+def test_cached_vectors_are_returned_without_embedding():
     inner = BagOfWords()
     embedder = CachedEmbedder(inner)
     embedder.keep(["a b"], np.ones((1, 64), np.float32))
@@ -282,7 +282,7 @@ def test_kept_vectors_are_returned_and_not_embedded_again():
     assert inner.texts == ["c"]
 
 
-def test_the_least_recently_used_vector_is_evicted():
+def test_evicts_the_least_recently_used_vector():
     inner = BagOfWords()
     embedder = CachedEmbedder(inner, megabytes=3 * 4 * 64 / 1e6)  # three vectors
     for text in ("a", "b", "c", "a", "d", "a", "b"):
@@ -290,7 +290,7 @@ def test_the_least_recently_used_vector_is_evicted():
     assert inner.texts == ["a", "b", "c", "d", "b"]
 
 
-def test_threads_can_share_a_cached_embedder():
+def test_cached_embedder_is_thread_safe():
     embedder = CachedEmbedder(BagOfWords(), megabytes=4 * 4 * 64 / 1e6)
     wrong = []
 

@@ -25,7 +25,7 @@ def store(tmp_path):
         yield made
 
 
-def test_each_exchange_is_recorded_with_operator_data(store):
+def test_records_each_exchange_with_operator_data(store):
     target = OverlapTarget(flagged_text="only3")
     found = run_crawl(store, FixedQuestions(("only7 amber", "only3", "? what")), target, k=2)
     assert [s.question for s in found.exchanges] == ["only7 amber", "only3", "? what"]
@@ -38,7 +38,7 @@ def test_each_exchange_is_recorded_with_operator_data(store):
     assert (found.finds, found.resumed, found.exhausted, found.error) == ((), 0, False, "")
 
 
-def test_the_budget_ends_the_crawl_and_recovered_texts_count(store):
+def test_budget_ends_the_crawl_and_recovered_texts_are_counted(store):
     target = OverlapTarget()
     found = run_crawl(store, RandomWords(), target, questions=7)
     assert len(found.exchanges) == len(target.asked) == 7
@@ -50,12 +50,12 @@ def test_the_budget_ends_the_crawl_and_recovered_texts_count(store):
         assert all(find.text not in s.reply for s in found.exchanges[: find.query - 1])
 
 
-def test_an_attack_may_end_before_its_budget(store):
+def test_attack_may_end_before_its_budget(store):
     found = run_crawl(store, RandomWords(most=3), OverlapTarget(), questions=7)
     assert (len(found.exchanges), found.exhausted) == (3, False)
 
 
-def test_colluding_clients_take_turns(store):
+def test_colluding_clients_ask_in_rotation(store):
     target = OverlapTarget()
     run_crawl(store, RandomWords(), target, questions=7, clients=3)
     names = [client for client, _ in target.asked]
@@ -63,7 +63,7 @@ def test_colluding_clients_take_turns(store):
     assert names == [names[i % 3] for i in range(7)]
 
 
-def test_targets_are_crawled_with_the_same_random_draws(store):
+def test_crawls_of_all_targets_use_the_same_random_seed(store):
     one, two = OverlapTarget(), OverlapTarget()
     _, traces = crawl(store, RandomWords(), {"off": one, "on": two}, questions=5)
     assert traces["off"].exchanges == traces["on"].exchanges
@@ -72,12 +72,12 @@ def test_targets_are_crawled_with_the_same_random_draws(store):
 
 
 class Killed(BaseException):
-    """Stands for a signal."""
+    """Simulates a signal."""
 
 
 @pytest.mark.parametrize("fault", [Killed(), BackendError("gone", backend="fake", retryable=True), TypeError("secret")])
 @pytest.mark.parametrize("at", [1, 4])
-def test_an_interrupted_crawl_resumes(store, tmp_path, fault, at):
+def test_resumes_an_interrupted_crawl(store, tmp_path, fault, at):
     broken = OverlapTarget(breaks_at=at, fault=fault)
     if isinstance(fault, Killed):
         with pytest.raises(Killed):
@@ -98,7 +98,7 @@ def test_an_interrupted_crawl_resumes(store, tmp_path, fault, at):
 
 
 @pytest.mark.parametrize("schedule", ["rotate", "adaptive"])
-def test_a_guard_that_lost_its_client_state_is_asked_the_stored_questions_again(store, tmp_path, schedule):
+def test_replays_stored_questions_to_a_guard_that_lost_its_client_state(store, tmp_path, schedule):
     class Limited(OverlapTarget):
         """Answers six questions of each client."""
 
@@ -127,7 +127,7 @@ def crawl_one(store, target, **options):
     return asyncio.run(crawler.run())["on"]
 
 
-def test_a_finished_crawl_is_replayed_and_a_larger_budget_resumes_it(store):
+def test_replays_a_finished_crawl_and_resumes_it_with_a_larger_budget(store):
     first = run_crawl(store, RandomWords(), OverlapTarget(), questions=5)
     silent = OverlapTarget()
     again = run_crawl(store, RandomWords(), silent, questions=5)
@@ -138,22 +138,25 @@ def test_a_finished_crawl_is_replayed_and_a_larger_budget_resumes_it(store):
     assert len(more.asked) == 3
 
 
-def test_adaptive_attacker_changes_the_client_when_replies_get_shorter(store):
-    """Client 0 is cut after three questions, client 1 after two; then the longest last reply decides."""
+def test_adaptive_attacker_changes_the_client_if_replies_become_shorter(store):
+    """Replies to client 0 become shorter after three questions, those to client 1 after two.
+
+    Then the client with the longest last reply is used.
+    """
     lengths = iter([100, 90, 100, 10, 80, 20, 60, 60])
     asked = []
 
-    class Shortens:
+    class ShorterReplies:
         async def ask(self, query):
             asked.append(int(query.client.rsplit("-", 1)[1]))
             return Answer("x" * next(lengths), Retrieval((), SimilarityStats(0, 0, 0)))
 
-    run_crawl(store, FixedQuestions(tuple("abcdefgh")), Shortens(), questions=8, clients=3, schedule="adaptive")
+    run_crawl(store, FixedQuestions(tuple("abcdefgh")), ShorterReplies(), questions=8, clients=3, schedule="adaptive")
     assert asked == [0, 0, 0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("other", [{"label": "new corpus"}, {"seed": 8}, {"k": 2}, {"clients": 2}, {"tenant": "b"}])
-def test_replies_of_another_campaign_are_not_reused(store, other):
+def test_does_not_reuse_replies_of_another_campaign(store, other):
     run_crawl(store, RandomWords(), OverlapTarget(), questions=3)
     target = OverlapTarget()
     run_crawl(store, RandomWords(), target, questions=3, **other)
@@ -175,7 +178,7 @@ class Nondeterministic(FixedQuestions):
             yield question
 
 
-def test_a_nondeterministic_attack_does_not_get_stored_replies(store):
+def test_nondeterministic_attack_receives_no_stored_replies(store):
     attack, target = Nondeterministic(("amber", "birch")), OverlapTarget()
     assert not run_crawl(store, attack, target).error
     found = run_crawl(store, attack, target)
@@ -183,22 +186,22 @@ def test_a_nondeterministic_attack_does_not_get_stored_replies(store):
     assert (found.exchanges, found.finds, len(target.asked)) == ((), (), 2)
 
 
-def test_an_attack_that_ignores_an_error_cannot_ask_again(store):
+def test_rejects_further_questions_of_an_attack_that_ignores_an_error(store):
     target = OverlapTarget(breaks_at=2, fault=BackendError("gone", backend="fake", retryable=False))
     found = run_crawl(store, FixedQuestions(("amber", "birch", "cedar"), ignores_errors=True), target)
     assert [s.question for s in found.exchanges] == ["amber"]
     assert found.error == "BackendError: gone"
 
 
-def test_an_unavailable_target_is_retried(store):
-    class Away(OverlapTarget):
+def test_retries_an_unavailable_target(store):
+    class Unavailable(OverlapTarget):
         async def ask(self, query):
             self.breaks_at = 0 if self.breaks_at == -1 else -1
             if self.breaks_at:
                 raise BackendError("away", backend="fake", retryable=True)
             return await super().ask(query)
 
-    found = run_crawl(store, RandomWords(), Away(), questions=4)
+    found = run_crawl(store, RandomWords(), Unavailable(), questions=4)
     assert (len(found.exchanges), found.error) == (4, "")
 
 
@@ -222,7 +225,7 @@ asyncio.run(Crawler("random_words", RandomWords(), {"off": Slow()}, store, Crawl
 """
 
 
-def test_a_killed_process_resumes(tmp_path):
+def test_resumes_after_a_kill_of_the_process(tmp_path):
     path = tmp_path / "killed.db"
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
     with subprocess.Popen([sys.executable, "-c", CHILD, path], stdout=subprocess.PIPE, env=environment) as child:
@@ -238,6 +241,6 @@ def test_a_killed_process_resumes(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"questions": 0}, {"clients": 0}])
-def test_a_plan_without_questions_or_clients_is_refused(options):
+def test_rejects_a_plan_without_questions_or_clients(options):
     with pytest.raises(ConfigError, match="must be at least 1"):
         CrawlPlan(**options)

@@ -46,7 +46,7 @@ def chunked(count, pieces=3):
     return whole, chunks
 
 
-def test_a_split_is_disjoint_repeatable_and_halved_within_each_kind():
+def test_split_is_disjoint_reproducible_and_stratified():
     held = documents(200)
     first, again, other = (datasets.draw_split(held, 60, 40, seed) for seed in (1, 1, 2))
     assert first == again != other
@@ -58,14 +58,14 @@ def test_a_split_is_disjoint_repeatable_and_halved_within_each_kind():
     assert first.half.keys() == members | nonmembers
 
 
-def test_every_prefix_of_the_candidates_is_representative():
+def test_each_prefix_of_the_candidates_is_balanced():
     split = datasets.draw_split(documents(200), 60, 20, 0)
     for count in range(4, 81, 4):
         assert sum(not member for _, member in split.candidates[:count]) == count // 4
     assert {d.source for d, _ in split.candidates} == split.half.keys()
 
 
-def test_a_non_member_with_a_near_duplicate_in_the_index_is_replaced():
+def test_replaces_nonmembers_with_a_near_duplicate_in_the_index():
     held = documents(100)
     held += [Document(f"twin{i}", held[i].text) for i in range(40)]
     split = datasets.draw_split(held, 30, 40, 5)
@@ -74,13 +74,13 @@ def test_a_non_member_with_a_near_duplicate_in_the_index_is_replaced():
     assert split.dropped > 0
     assert str(split.dropped) in split.notes[0]
     for d in split.nonmembers:
-        twin = d.source.removeprefix("twin") if d.source.startswith("twin") else d.source
-        number = twin.removeprefix("d")
+        original_name = d.source.removeprefix("twin") if d.source.startswith("twin") else d.source
+        number = original_name.removeprefix("d")
         both = {f"d{number}", f"twin{number}"} & {x.source for x in held}
         assert both <= out
 
 
-def test_a_returned_non_member_also_returns_its_near_duplicates(tmp_path):
+def test_nonmember_that_returns_to_the_index_returns_its_near_duplicates_too(tmp_path):
     text = " ".join(f"word{i}" for i in range(60))
     near = text.replace("word0 word1 ", "other more ")
     far = near.replace("word2 word3 ", "third fourth ")
@@ -98,7 +98,7 @@ def test_a_returned_non_member_also_returns_its_near_duplicates(tmp_path):
 
 
 @pytest.mark.parametrize("keys", [("members", "nonmembers"), ("mem_indices", "non_mem_indices")])
-def test_a_split_is_read_from_a_file(tmp_path, keys):
+def test_reads_a_split_from_a_file(tmp_path, keys):
     held, file = documents(60), tmp_path / "split.json"
     file.write_text(json.dumps({keys[0]: [f"d{i}" for i in range(25)], keys[1]: [f"d{i}" for i in range(30, 50)]}))
     split = datasets.read_split(file, held, 0)
@@ -121,18 +121,18 @@ NAMES = [f"d{i}" for i in range(20)]
         (json.dumps({"members": NAMES, "nonmembers": ["d30"]}), r"too few \(from 60 documents\); at least 10"),
     ],
 )
-def test_a_file_that_is_no_split_is_refused(tmp_path, content, says):
+def test_rejects_a_file_that_is_not_a_split(tmp_path, content, says):
     (tmp_path / "split.json").write_text(content)
     with pytest.raises(DataError, match=says):
         datasets.read_split(tmp_path / "split.json", documents(60), 0)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_error_contains_the_name_of_a_missing_file(tmp_path):
     with pytest.raises(DataError, match="no.json"):
         datasets.read_split(tmp_path / "no.json", documents(60), 0)
 
 
-def test_too_few_documents_give_a_smaller_split_with_a_note_or_none_at_all():
+def test_few_documents_give_a_smaller_split_with_a_note_or_an_error():
     split = datasets.draw_split(documents(60), 100, 200, 0)
     assert (len(split.members), len(split.nonmembers)) == (20, 40)
     assert "100 members and 200 non-members were requested" in split.notes[0]
@@ -152,12 +152,12 @@ def test_too_few_documents_give_a_smaller_split_with_a_note_or_none_at_all():
         (("members", "nonmembers"), (20, 24), (20, 24)),
     ],
 )
-def test_a_number_that_was_given_is_kept_and_only_the_other_is_reduced(fixed, asked, drawn):
+def test_keeps_a_fixed_number_and_reduces_the_other(fixed, asked, drawn):
     split = datasets.draw_split(documents(44), *asked, 0, fixed)
     assert (len(split.members), len(split.nonmembers)) == drawn
 
 
-def test_fixed_nonmembers_with_near_duplicates_are_replaced_by_members():
+def test_replaces_near_duplicates_among_a_fixed_number_of_nonmembers():
     held = documents(44)
     held[1::2] = [Document(f"copy{d.id}", d.text) for d in held[0:20:2]] + held[21::2]
     split = datasets.draw_split(held, 200, 10, 0, ("nonmembers",))
@@ -166,19 +166,19 @@ def test_fixed_nonmembers_with_near_duplicates_are_replaced_by_members():
 
 
 @pytest.mark.parametrize(("fixed", "asked"), [(("nonmembers",), (200, 40)), (("members", "nonmembers"), (30, 30))])
-def test_numbers_that_do_not_fit_are_refused_with_numbers_that_work(fixed, asked):
+def test_error_about_too_large_numbers_suggests_valid_ones(fixed, asked):
     with pytest.raises(DataError, match="these work: --members 33 --nonmembers 11"):
         datasets.draw_split(documents(44), *asked, 0, fixed)
 
 
 @pytest.mark.parametrize(("least", "drawn"), [(20, (22, 22)), (30, (30, 14)), (40, (34, 10))])
-def test_fewer_nonmembers_are_drawn_so_that_the_index_stays_large_enough(least, drawn):
-    """If even the fewest non-members are too many, the fewest are drawn."""
+def test_draws_fewer_nonmembers_if_the_index_would_become_too_small(least, drawn):
+    """If even the minimum of non-members is too many, the minimum is drawn."""
     split = datasets.draw_split(documents(44), 200, 200, 0, (), lambda outside: 44 - len(outside) >= least)
     assert (len(split.members), len(split.nonmembers)) == drawn
 
 
-def test_the_fingerprint_covers_the_texts_and_their_roles():
+def test_fingerprint_depends_on_texts_and_roles():
     held = documents(100)
     changed = [*held[:-1], Document(held[-1].id, "another text")]
     prints = [datasets.draw_split(d, 30, 30, s).fingerprint for d, s in ((held, 1), (held, 2), (changed, 1), (held, 1))]
@@ -186,7 +186,7 @@ def test_the_fingerprint_covers_the_texts_and_their_roles():
     assert len(set(prints)) == 3
 
 
-def test_the_copy_contains_all_but_the_non_members_without_embedding(make):
+def test_copy_contains_all_except_nonmembers_without_embedding(make):
     whole, chunks = chunked(80)
     split = datasets.draw_split(whole, 20, 30, 0)
     out = {d.source for d in split.nonmembers}
@@ -203,7 +203,7 @@ def test_the_copy_contains_all_but_the_non_members_without_embedding(make):
     assert owner.moments().n == 240
 
 
-def test_a_second_copy_does_nothing_and_another_split_copies_only_the_difference(make):
+def test_second_copy_writes_nothing_and_another_split_copies_only_the_difference(make):
     whole, chunks = chunked(80)
     owner, lab = make(chunks), make()
     one, two = (datasets.draw_split(whole, 20, 30, seed) for seed in (0, 1))
@@ -214,7 +214,7 @@ def test_a_second_copy_does_nothing_and_another_split_copies_only_the_difference
     assert lab.digests().keys() == owner.digests().keys() - {d.source for d in two.nonmembers}
 
 
-def test_an_interrupted_copy_resumes(make, monkeypatch):
+def test_resumes_an_interrupted_copy(make, monkeypatch):
     monkeypatch.setattr(index_copy, "COPY_BATCH", 30)
     monkeypatch.setattr(index_checks, "SCAN_PAGE", 10)
     whole, chunks = chunked(80)
@@ -233,7 +233,7 @@ def test_an_interrupted_copy_resumes(make, monkeypatch):
     assert not lab.check()
 
 
-def test_a_change_without_a_digest_is_detected_by_the_moments(make):
+def test_detects_a_change_without_digests_by_the_moments(make):
     whole, _ = chunked(80)
     split = datasets.draw_split(whole, 20, 30, 0)
     member = split.members[0].source
@@ -245,7 +245,7 @@ def test_a_change_without_a_digest_is_detected_by_the_moments(make):
     assert changed in [d for ds, _ in lab.scan() for d in ds]
 
 
-class Mixed:
+class InterleavedIndex:
     """An index with interleaved sources, as after two concurrent writers."""
 
     def __init__(self, index, seed=0):
@@ -263,16 +263,16 @@ class Mixed:
             yield [d for d, _ in part], np.stack([v for _, v in part])
 
 
-def test_an_interleaved_source_is_copied_whole(make, monkeypatch):
+def test_copies_all_chunks_of_interleaved_sources(make, monkeypatch):
     monkeypatch.setattr(index_copy, "COPY_BATCH", 10)
     whole, chunks = chunked(80)
     split = datasets.draw_split(whole, 20, 30, 0)
     lab = make()
-    assert datasets.copy_without_nonmembers(Mixed(make(chunks)), lab, split) == 150
+    assert datasets.copy_without_nonmembers(InterleavedIndex(make(chunks)), lab, split) == 150
     assert lab.moments().n == 150
 
 
-def test_the_copy_of_a_drill_has_every_chunk_of_a_source_on_two_pages(make, monkeypatch):
+def test_guarded_copy_contains_all_chunks_of_a_source_on_two_scan_pages(make, monkeypatch):
     monkeypatch.setattr(index_checks, "SCAN_PAGE", 10)  # the fourth source has chunks on the first and second page
     owner = make(chunked(80)[1])
 
@@ -292,14 +292,14 @@ def test_members_missing_from_the_index_are_an_error(make):
         datasets.copy_without_nonmembers(make([c for c in chunks if c.source != gone]), make(), split)
 
 
-def test_an_index_that_keeps_changing_is_an_error(make):
+def test_index_that_changes_during_each_copy_is_an_error(make):
     whole, chunks = chunked(80)
     split = datasets.draw_split(whole, 20, 30, 0)
     owner = make(chunks)
 
     name = split.members[0].source
 
-    class Busy(Mixed):
+    class Busy(InterleavedIndex):
         def scan(self, tenant="default"):
             self.seed += 1
             changed = [Document(name, f"only{self.seed} version", digest="1")]
@@ -310,7 +310,7 @@ def test_an_index_that_keeps_changing_is_an_error(make):
         datasets.copy_without_nonmembers(Busy(owner), make(), split)
 
 
-def test_tenants_are_kept_apart(make):
+def test_copies_one_tenant_only(make):
     whole, chunks = chunked(80)
     split = datasets.draw_split(whole, 20, 30, 0)
     owner, lab = make(chunks, "acme"), make()
@@ -321,7 +321,7 @@ def test_tenants_are_kept_apart(make):
         datasets.copy_without_nonmembers(owner, lab, split, "nobody")
 
 
-def test_indexed_sources_have_ids_and_vectors(make):
+def test_indexed_sources_contain_ids_and_vectors(make):
     _, chunks = chunked(10)
     index = make(chunks)
     found = datasets.indexed_sources(index, {"d3", "d5", "absent"})
@@ -332,7 +332,7 @@ def test_indexed_sources_have_ids_and_vectors(make):
     assert found["d3"].isdisjoint(["d5#0"])
 
 
-def test_whole_documents_in_the_index_are_read(tmp_path):
+def test_reads_whole_documents_from_the_index(tmp_path):
     (tmp_path / "a.md").write_text("# Title\n\nText of a.")
     (tmp_path / "b.md").write_text("# Other\n\nText of b.")
     (tmp_path / "blank.md").write_text(" ")
@@ -340,7 +340,7 @@ def test_whole_documents_in_the_index_are_read(tmp_path):
     assert [(d.source, d.id, "Text of a." in d.text) for d in found] == [("a.md", "a.md", True)]
 
 
-def test_the_published_split_of_nfcorpus_is_read_without_near_duplicates(data):
+def test_reads_the_published_nfcorpus_split_without_near_duplicates(data):
     with gzip.open(data / "nfcorpus/corpus.jsonl.gz", "rt") as file:
         rows = [json.loads(line) for line in file]
     held = [Document(r["_id"], r["text"], r["title"]) for r in rows]

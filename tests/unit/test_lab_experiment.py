@@ -22,7 +22,7 @@ def run(experiment, **options):
     return asyncio.run(experiment.run(**options))
 
 
-def test_members_are_revealed_by_the_bare_system_and_not_by_the_guarded_one(lab):
+def test_attack_detects_members_without_the_guard_and_not_with_it(lab):
     trials = run(lab.experiment(targets={"off": lab.rag, "on": lab.guard(Hide(lab.secret))}))
     off, on = trials.done["name", "off"], trials.done["name", "on"]
     assert all(t.features == (float(t.member),) for t in off)
@@ -33,16 +33,16 @@ def test_members_are_revealed_by_the_bare_system_and_not_by_the_guarded_one(lab)
     assert (trials.missing, trials.why, trials.errors, trials.failed) == (0, "", {}, 0)
 
 
-def test_trials_count_questions_with_the_candidate_or_anything_withheld(lab):
+def test_trials_count_questions_with_the_candidate_withheld_and_with_any_withheld(lab):
     trials = run(lab.experiment(targets={"off": lab.rag, "on": lab.guard(Hide(lab.secret))}))
     for trial in trials.done["name", "on"]:
         assert trial.questions == 2
         assert trial.hidden == (2 if trial.member else 0)
-        assert trial.flagged == 2  # fetching 25 of 50 documents always finds one of the 20 secret ones
+        assert trial.flagged == 2  # 25 of 50 retrieved documents always contain one of the 20 secret ones
     assert all((t.hidden, t.flagged) == (0, 0) for t in trials.done["name", "off"])
 
 
-def test_off_and_on_get_the_same_questions_in_any_order(lab):
+def test_targets_off_and_on_receive_the_same_questions_in_any_order(lab):
     attack = Name()
     targets = {"off": lab.rag, "on": lab.guard(Hide(lab.secret))}
     run(lab.experiment({"name": attack}, targets))
@@ -54,7 +54,7 @@ def test_off_and_on_get_the_same_questions_in_any_order(lab):
     assert sorted(attack.asked)[::2] == sorted(attack.asked)[1::2]
 
 
-def test_a_different_seed_asks_different_questions(lab):
+def test_different_seed_gives_different_questions(lab):
     one, two = Name(), Name()
     run(lab.experiment({"name": one}))
     run(lab.experiment({"name": two}, seed=8))
@@ -92,7 +92,7 @@ class RecordClients:
 
 
 @pytest.mark.parametrize(("identity", "clients"), [("candidate", 40), ("question", 80), ("campaign", 1)])
-def test_the_attacker_uses_the_configured_number_of_clients(lab, identity, clients):
+def test_attacker_uses_the_configured_number_of_clients(lab, identity, clients):
     target = RecordClients(lab.rag)
     run(lab.experiment(targets={"off": target}, identity=identity))
     assert len(target.clients) == 80
@@ -100,7 +100,7 @@ def test_the_attacker_uses_the_configured_number_of_clients(lab, identity, clien
     assert (target.most > 1) is (identity != "campaign")
 
 
-def test_finished_trials_are_not_repeated(lab):
+def test_does_not_repeat_finished_trials(lab):
     first = run(lab.experiment())
     attack, steps = Name(), []
     second = run(lab.experiment({"name": attack}), progress=steps.append)
@@ -109,7 +109,7 @@ def test_finished_trials_are_not_repeated(lab):
     assert steps == [40]
 
 
-def test_progress_counts_to_the_total(lab):
+def test_progress_reaches_the_total(lab):
     experiment, steps = lab.experiment({"name": Name(), "coin": Coin()}), []
     run(experiment, progress=steps.append)
     assert sum(steps) == experiment.total == 80
@@ -119,14 +119,14 @@ def test_progress_counts_to_the_total(lab):
     "change",
     [{"seed": 8}, {"k": 3}, {"identity": "question"}, {"label": "other"}],
 )
-def test_trials_of_another_campaign_are_not_reused(lab, change):
+def test_does_not_reuse_trials_of_another_campaign(lab, change):
     run(lab.experiment())
     attack = Name()
     run(lab.experiment({"name": attack}, **change))
     assert len(attack.asked) == 40
 
 
-def test_trials_with_other_options_are_not_reused_and_other_attacks_keep_theirs(lab):
+def test_changed_options_invalidate_only_the_trials_of_that_attack(lab):
     run(lab.experiment({"name": Name(), "coin": Coin()}))
     changed = Name(questions=1)
     trials = run(lab.experiment({"name": changed, "coin": Coin()}))
@@ -135,31 +135,31 @@ def test_trials_with_other_options_are_not_reused_and_other_attacks_keep_theirs(
     assert {t.questions for t in trials.done["name", "off"]} == {1}
 
 
-def test_concurrency_and_budget_do_not_define_another_campaign(lab):
+def test_campaign_identity_does_not_depend_on_concurrency_and_budget(lab):
     run(lab.experiment())
     attack = Name()
     run(lab.experiment({"name": attack}, concurrency=1, questions=1000))
     assert not attack.asked
 
 
-def test_a_budget_ends_the_campaign_and_a_second_run_resumes(lab):
+def test_budget_ends_the_campaign_and_a_second_run_resumes(lab):
     targets = {"off": lab.rag, "on": lab.guard(Hide(lab.secret))}
     attacks = {"name": Name(), "coin": Coin()}
     trials = run(lab.experiment(attacks, targets, questions=61, concurrency=1))
-    assert trials.cost["questions"] == 60  # six for each candidate; the 61st was wasted
+    assert trials.cost["questions"] == 60  # six for each candidate; the 61st finished no trial
     assert trials.missing == 160 - 40
     assert "61 questions ran out" in trials.why
     for key, done in trials.done.items():
-        assert len(done) == 10, key  # attacks, targets and kinds of candidates advance side by side
+        assert len(done) == 10, key  # attacks, targets and kinds of candidates are interleaved
         assert sum(t.member for t in done) == 5
     attack = Name()
     again = run(lab.experiment({"name": attack, "coin": Coin()}, targets, questions=61))
-    assert len(again.why) > 0 and not again.missing < 119  # one more question finishes no trial of two
+    assert len(again.why) > 0 and not again.missing < 119  # one more question finishes no trial of two questions
     rest = run(lab.experiment(attacks, targets, questions=240))
     assert (rest.missing, rest.cost["questions"]) == (0, 240)
 
 
-def test_the_reason_of_trials_beyond_the_target_s_own_limit_is_the_target_s(lab):
+def test_missing_trials_beyond_the_target_limit_have_the_reason_of_the_target(lab):
     class Limited(RecordClients):
         async def ask(self, query):
             if len(self.clients) == 10:
@@ -185,15 +185,15 @@ class AskUntilExhausted(Name):
         return await self.measure(candidate, Probe(()), found)
 
 
-def test_a_trial_truncated_by_the_campaign_s_budget_is_not_stored(lab):
+def test_does_not_store_a_trial_truncated_by_the_budget(lab):
     trials = run(lab.experiment({"frugal": AskUntilExhausted()}, questions=10, concurrency=1))
     assert [t.questions for t in trials.done["frugal", "off"]] == [4, 4]
     assert trials.missing == 38
 
 
 @dataclass
-class Broken(MembershipAttack):
-    """Fails in one method with one error."""
+class FailingAttack(MembershipAttack):
+    """Raises an error in one method."""
 
     where: str = "measure"
     error: object = None
@@ -224,14 +224,14 @@ class Broken(MembershipAttack):
         (ZeroDivisionError("with the text of a patient"), r"ZeroDivisionError in test_lab_experiment.py, line \d+"),
     ],
 )
-def test_a_failed_attack_is_reported_and_the_others_continue(lab, where, error, says):
-    trials = run(lab.experiment({"broken": Broken(where, error), "name": Name()}))
+def test_reports_a_failed_attack_and_continues_the_others(lab, where, error, says):
+    trials = run(lab.experiment({"broken": FailingAttack(where, error), "name": Name()}))
     assert list(trials.errors) == ["broken"] and re.fullmatch(says, trials.errors["broken"])
     assert len(trials.done["name", "off"]) == 40
-    assert trials.missing == 0  # of the attacks that did not break off
+    assert trials.missing == 0  # of the attacks that did not fail
 
 
-def test_an_aborted_attack_asks_no_more_questions(lab):
+def test_aborted_attack_asks_no_more_questions(lab):
     class Failing(Name):
         async def measure(self, candidate, probe, replies):
             raise ZeroDivisionError
@@ -241,7 +241,7 @@ def test_an_aborted_attack_asks_no_more_questions(lab):
     assert len(target.clients) == 2
 
 
-def test_an_attack_that_fails_in_several_trials_at_once_is_logged_once(lab, caplog):
+def test_logs_concurrent_failures_of_an_attack_once(lab, caplog):
     class Failing(Name):
         async def measure(self, candidate, probe, replies):
             raise ZeroDivisionError
@@ -251,7 +251,7 @@ def test_an_attack_that_fails_in_several_trials_at_once_is_logged_once(lab, capl
 
 
 @dataclass
-class Wrong(Coin):
+class InvalidFeatures(Coin):
     """Returns invalid features."""
 
     value: tuple = ()
@@ -261,35 +261,35 @@ class Wrong(Coin):
 
 
 @pytest.mark.parametrize("value", [(), (1.0, 2.0), (math.nan,), (math.inf,)])
-def test_features_must_be_finite_and_as_many_as_declared(lab, value):
-    trials = run(lab.experiment({"wrong": Wrong(value)}))
+def test_features_must_be_finite_and_match_the_declared_number(lab, value):
+    trials = run(lab.experiment({"wrong": InvalidFeatures(value)}))
     assert "finite numbers were expected for score" in trials.errors["wrong"]
 
 
-def test_an_attack_with_an_unavailable_model_is_retried(lab):
+def test_retries_an_attack_with_an_unavailable_model(lab):
     left = [2]
 
     @dataclass
-    class Shaky(Name):
+    class TwoFailures(Name):
         async def measure(self, candidate, probe, replies):
             if left[0]:
                 left[0] -= 1
                 raise BackendError("the judge is busy", backend="fake", retryable=True)
             return await super().measure(candidate, probe, replies)
 
-    trials = run(lab.experiment({"shaky": Shaky()}, concurrency=1))
+    trials = run(lab.experiment({"shaky": TwoFailures()}, concurrency=1))
     assert not trials.errors
     assert len(trials.done["shaky", "off"]) == 40
 
 
-def test_an_unavailable_target_is_retried(lab):
+def test_retries_an_unavailable_target(lab):
     trials = run(lab.experiment(targets={"off": Unreliable(lab.rag, 2)}, concurrency=1))
     assert not trials.errors
     assert trials.cost["questions"] == 80
 
 
 @pytest.mark.parametrize("retryable", [True, False])
-def test_an_unavailable_target_is_an_error_and_another_run_resumes(lab, retryable):
+def test_unavailable_target_is_an_error_and_another_run_resumes(lab, retryable):
     target = Unreliable(lab.rag, 0)
     targets = {"off": target, "on": lab.rag}
     run(lab.experiment(targets=targets, questions=40))
@@ -300,7 +300,7 @@ def test_an_unavailable_target_is_an_error_and_another_run_resumes(lab, retryabl
     assert run(lab.experiment(targets=targets)).missing == 0
 
 
-def test_failed_defenses_are_counted(lab):
+def test_counts_failed_defenses(lab):
     class Failing(Hide):
         async def on_retrieve(self, query, retrieval):
             raise RuntimeError
@@ -310,17 +310,17 @@ def test_failed_defenses_are_counted(lab):
     assert not trials.errors
 
 
-def test_rejected_questions_are_counted(lab):
-    class Shout(Coin):
+def test_counts_rejected_questions(lab):
+    class TooLongQuestion(Coin):
         async def prepare(self, candidate, rng):
             return Probe(("x" * 30_000, "amber"), {"coin": 0.5})
 
-    trials = run(lab.experiment({"shout": Shout()}))
+    trials = run(lab.experiment({"shout": TooLongQuestion()}))
     assert trials.cost["refused"] == 40
     assert not trials.errors
 
 
-def test_a_member_missing_from_the_index_is_an_error(lab):
+def test_member_missing_from_the_index_is_an_error(lab):
     held = dict(lab.indexed)
     name = lab.split.members[3].source
     del held[name]
@@ -329,7 +329,7 @@ def test_a_member_missing_from_the_index_is_an_error(lab):
         run(experiment)
 
 
-def test_an_interruption_keeps_finished_trials(lab):
+def test_keeps_finished_trials_after_an_interruption(lab):
     class Interrupted(Name):
         async def measure(self, candidate, probe, replies):
             if len(self.asked) == 11:
@@ -344,7 +344,7 @@ def test_an_interruption_keeps_finished_trials(lab):
     assert (trials.missing, trials.why) == (29, "the campaign was interrupted; run again to continue")
 
 
-def test_a_cancelled_campaign_leaves_no_worker_behind(lab):
+def test_cancelled_campaign_leaves_no_running_task(lab):
     async def cancelled():
         task = asyncio.create_task(lab.experiment(targets={"off": FirstInLastOut(lab.rag, 10**6)}).run())
         await asyncio.sleep(0.2)
@@ -355,25 +355,25 @@ def test_a_cancelled_campaign_leaves_no_worker_behind(lab):
     assert asyncio.run(cancelled()) == []
 
 
-def test_a_store_that_cannot_be_written_ends_the_campaign(lab):
+def test_failed_write_to_the_store_ends_the_campaign(lab):
     lab.store._db.execute("PRAGMA query_only = ON")
     with pytest.raises(BackendError, match="campaign store"):
         run(lab.experiment())
 
 
-def test_a_probe_is_prepared_once_for_all_targets(lab):
-    class Counted(Name):
+def test_prepares_a_probe_once_for_all_targets(lab):
+    class CountedPreparation(Name):
         prepared = 0
 
         async def prepare(self, candidate, rng):
             type(self).prepared += 1
             return await super().prepare(candidate, rng)
 
-    run(lab.experiment({"counted": Counted()}, {"off": lab.rag, "on": lab.guard()}))
-    assert Counted.prepared == 40
+    run(lab.experiment({"counted": CountedPreparation()}, {"off": lab.rag, "on": lab.guard()}))
+    assert CountedPreparation.prepared == 40
 
 
-def test_studied_texts_do_not_reveal_membership(lab):
+def test_study_receives_members_and_nonmembers_in_sorted_order(lab):
     seen = []
 
     class Student(Coin):
@@ -383,10 +383,10 @@ def test_studied_texts_do_not_reveal_membership(lab):
     run(lab.experiment({"student": Student()}))
     assert seen == [sorted(d.content for d, _ in lab.split.candidates)]
     run(lab.experiment({"student": Student()}))
-    assert len(seen) == 1  # no trial is open, so there is nothing to study for
+    assert len(seen) == 1  # study is skipped if all trials are finished
 
 
-def test_the_sessions_of_members_are_stored(lab):
+def test_stores_the_sessions_of_members(lab):
     experiment = lab.experiment(targets={"off": lab.rag, "on": lab.guard(Hide(lab.secret))})
     run(experiment)
     found = list(experiment.member_sessions("on"))
@@ -397,7 +397,7 @@ def test_the_sessions_of_members_are_stored(lab):
         assert all(document.id in e.hidden and document.id not in e.context for e in exchanges)
 
 
-def test_a_target_without_retrieval_details_can_be_attacked(lab):
+def test_attacks_a_target_without_retrieval_details(lab):
     class Remote:
         async def ask(self, query):
             answer = await lab.rag.ask(query)
@@ -407,7 +407,7 @@ def test_a_target_without_retrieval_details_can_be_attacked(lab):
     assert all(t.features == (float(t.member),) for t in trials.done["name", "off"])
 
 
-def test_client_names_follow_the_identity(lab):
+def test_identity_option_determines_client_names(lab):
     plan = ExperimentPlan()
     assert replace(plan, identity="campaign").client("a", "x")(3) == "redteam-a"
     assert plan.client("a", "x")(0) == plan.client("a", "x")(1) != plan.client("a", "y")(0)

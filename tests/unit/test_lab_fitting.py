@@ -34,7 +34,7 @@ def candidates(rng, members, nonmembers, shift, features=1):
         lambda v: len({m for _, m in v}) == 2
     )
 )
-def test_a_threshold_is_optimal_on_either_side(values):
+def test_threshold_is_optimal_for_either_direction(values):
     X = np.array([[v] for v, _ in values], float)
     member = np.array([m for _, m in values])
     tried = [
@@ -47,21 +47,21 @@ def test_a_threshold_is_optimal_on_either_side(values):
     assert balanced_accuracy_score(member, rule.predict(X)) == pytest.approx(max(tried))
 
 
-def test_a_threshold_lies_in_the_middle_of_a_gap():
+def test_threshold_is_the_midpoint_of_a_gap():
     rule = fit(np.array([[0.0], [1.0], [5.0], [6.0]]), np.array([False, False, True, True]))
     assert rule.threshold == 3.0
     assert rule.above
 
 
-def test_members_may_score_lower():
+def test_fits_a_feature_with_lower_values_for_members():
     rng = np.random.default_rng(0)
     X, member = candidates(rng, 300, 300, -2.0)
     fitted = cross_fit(trials(X, member), halves(member))
     assert (fitted.predicted == fitted.member).mean() > 0.8
-    assert metrics.auc(fitted.score[member], fitted.score[~member]) < 0.1  # the only feature is left as it is
+    assert metrics.auc(fitted.score[member], fitted.score[~member]) < 0.1  # a single feature is not transformed
 
 
-def test_a_constant_feature_is_uninformative():
+def test_constant_feature_is_uninformative():
     member = np.array([True, False] * 20)
     for features in (1, 3):
         fitted = cross_fit(trials(np.ones((40, features)), member), halves(member))
@@ -70,7 +70,7 @@ def test_a_constant_feature_is_uninformative():
 
 
 def test_predictions_are_out_of_fold():
-    """Each candidate has a unique feature value; a rule fitted on it would always be right."""
+    """Each candidate has a unique feature value; an in-sample rule would always be right."""
     rng = np.random.default_rng(1)
     right = []
     for _ in range(40):
@@ -84,7 +84,7 @@ def test_predictions_are_out_of_fold():
 
 
 def test_scores_are_out_of_fold():
-    """Twelve noise features fitted on forty candidates separate these, and no others."""
+    """Twelve noise features separate the forty candidates that they are fitted on, and no others."""
     rng = np.random.default_rng(6)
     areas = []
     for _ in range(20):
@@ -94,8 +94,8 @@ def test_scores_are_out_of_fold():
     assert abs(np.mean(areas) - 0.5) < 0.05
 
 
-def test_each_half_is_predicted_by_the_rule_of_the_other():
-    """In half A members are above 0, in half B below: a rule fitted on one is always wrong on the other."""
+def test_rule_of_one_half_predicts_the_other():
+    """Members are above 0 in half A and below 0 in half B, so the rule of one half always fails on the other."""
     member = np.array([True, False] * 40)
     half = halves(member)
     first = np.array([half[f"d{i}"] == "A" for i in range(80)])
@@ -123,7 +123,7 @@ def test_logistic_regression_stays_finite_under_perfect_separation():
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10_000))
-def test_a_corner_is_at_least_as_good_as_any_single_threshold(seed):
+def test_corner_is_at_least_as_accurate_as_any_single_threshold(seed):
     rng = np.random.default_rng(seed)
     X = rng.integers(0, 5, (30, 2)).astype(float)
     member = rng.permutation([True, False] * 15)
@@ -134,7 +134,7 @@ def test_a_corner_is_at_least_as_good_as_any_single_threshold(seed):
     assert best + 1e-12 >= balanced_accuracy_score(member, inside) >= single - 1e-12
 
 
-def test_a_corner_is_found_where_both_features_must_be_high():
+def test_finds_a_corner_if_members_have_high_values_of_both_features():
     rng = np.random.default_rng(3)
     X = rng.uniform(0, 1, (400, 2))
     member = (X > 0.6).all(axis=1)
@@ -144,7 +144,7 @@ def test_a_corner_is_found_where_both_features_must_be_high():
     assert fit(X[:, :1], member).accuracy < 0.9
 
 
-def test_several_features_are_combined_only_where_that_helps():
+def test_combines_features_only_if_that_improves_accuracy():
     rng = np.random.default_rng(4)
     X, member = candidates(rng, 400, 400, [1.0, 1.0], 2)
     both = cross_fit(trials(X, member), halves(member))
@@ -155,7 +155,7 @@ def test_several_features_are_combined_only_where_that_helps():
     assert fit(noise, member).accuracy >= fit(noise[:, :1], member).accuracy - 1e-12
 
 
-def test_scores_of_both_halves_are_on_one_scale():
+def test_scores_of_both_halves_have_the_same_scale():
     rng = np.random.default_rng(5)
     X, member = candidates(rng, 300, 300, [1.5, 1.5], 2)
     half = halves(member)
@@ -165,7 +165,7 @@ def test_scores_of_both_halves_are_on_one_scale():
     assert metrics.auc(fitted.score[member], fitted.score[~member]) == pytest.approx(np.mean(apart), abs=0.02)
 
 
-def test_the_simplest_of_equally_good_rules_wins(monkeypatch):
+def test_chooses_the_simplest_of_equally_accurate_rules(monkeypatch):
     X = np.column_stack([np.r_[np.zeros(20), np.ones(20)], np.r_[np.zeros(20), np.ones(20)]])
     member = np.arange(40) >= 20
     used = []

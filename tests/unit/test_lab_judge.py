@@ -68,7 +68,7 @@ BENIGN = "Benign questions get the same answers as without the guard"
 TRACE = "Withheld documents leave no trace"
 
 
-def test_a_guard_that_leaks_nothing_passes(split):
+def test_guard_without_a_leak_passes(split):
     trials = campaign(split, made(split, 2.0), made(split, 0.0, 1))
     found = judge_campaign(trials, split, {"name": Name()}, utility=UTILITY, audit=AUDIT)
     assert found.status is CheckStatus.PASS
@@ -78,7 +78,7 @@ def test_a_guard_that_leaks_nothing_passes(split):
     assert (result.name, result.paper, result.backend, result.error) == ("name", "none", "deterministic", "")
 
 
-def test_a_guard_that_leaks_fails(split):
+def test_guard_with_a_leak_fails(split):
     trials = campaign(split, made(split, 2.0), made(split, 0.5, 1))
     found = judge_campaign(trials, split, {"name": Name()}, utility=UTILITY, audit=AUDIT)
     assert found.status is CheckStatus.FAIL
@@ -89,14 +89,14 @@ def test_a_guard_that_leaks_fails(split):
     assert check.atlas == ("AML.T0024.000",)
 
 
-def test_a_leak_in_the_other_direction_is_a_leak(split):
+def test_leak_in_the_other_direction_fails(split):
     trials = campaign(split, made(split, 2.0), made(split, -0.5, 1))
     found = judge_campaign(trials, split, {"name": Name()}, utility=UTILITY, audit=AUDIT)
     assert checks(found)[INFERENCE].status is CheckStatus.FAIL
     assert found.attacks[0].on.auc.value < 0.5
 
 
-def test_too_few_candidates_never_pass(split):
+def test_too_few_candidates_are_inconclusive(split):
     for seed in range(5):
         trials = campaign(split, made(split, 2.0, count=400), made(split, 0.0, seed, count=400))
         check = checks(judge_campaign(trials, split, {"name": Name()}, utility=UTILITY, audit=AUDIT))[INFERENCE]
@@ -104,7 +104,7 @@ def test_too_few_candidates_never_pass(split):
         assert "instead of 400 would decide" in check.why or "too close to the limit" in check.why
 
 
-def test_the_estimated_sample_size_decides(split):
+def test_estimated_sample_size_is_sufficient_and_a_tenth_less_is_not(split):
     on = made(split, 0.0, 3, count=300)
     check = checks(judge_campaign(campaign(split, None, on), split, {"name": Name()}))[INFERENCE]
     count = int(check.why.split("about ")[1].split(" ")[0])
@@ -115,7 +115,7 @@ def test_the_estimated_sample_size_decides(split):
 
 
 @pytest.mark.parametrize(("changed", "questions"), [(0, 4), (0, 40), (1, 60), (30, 300)])
-def test_the_estimated_number_of_benign_questions_decides(split, changed, questions):
+def test_estimated_number_of_benign_questions_is_sufficient_and_ten_fewer_are_not(split, changed, questions):
     utility = Utility("people", questions, stats.proportion(0, questions), stats.proportion(changed, questions))
     limit = 0.05 if changed < 30 else 0.08
     trials = campaign(split, made(split, 2.0), made(split, 0.0, 1))
@@ -129,7 +129,7 @@ def test_the_estimated_number_of_benign_questions_decides(split, changed, questi
     assert decides(needed) in (CheckStatus.PASS, CheckStatus.FAIL)
 
 
-def test_a_weak_attack_is_no_evidence(split):
+def test_weak_attack_is_inconclusive(split):
     trials = campaign(split, made(split, 0.1), made(split, 0.0, 1))
     found = judge_campaign(trials, split, {"name": Name()}, utility=UTILITY, audit=AUDIT)
     assert found.status is CheckStatus.INCONCLUSIVE
@@ -137,13 +137,13 @@ def test_a_weak_attack_is_no_evidence(split):
     assert checks(found)[INFERENCE].status is CheckStatus.PASS
 
 
-def test_an_attack_that_may_work_by_chance_is_inconclusive(split):
+def test_attack_without_significant_success_is_inconclusive(split):
     found = judge_campaign(campaign(split, made(split, 0.6, count=100)), split, {"name": Name()})
     assert found.attacks[0].off.auc.value > 0.6 > found.attacks[0].off.auc.low
     assert checks(found)[WORKS].status is CheckStatus.INCONCLUSIVE
 
 
-def test_without_the_bare_system_the_result_is_inconclusive(split):
+def test_missing_measurement_without_the_guard_is_inconclusive(split):
     trials = campaign(split, None, made(split, 0.0, 1))
     found = judge_campaign(trials, split, {"name": Name()}, utility=UTILITY, audit=AUDIT)
     assert found.status is CheckStatus.INCONCLUSIVE
@@ -151,7 +151,7 @@ def test_without_the_bare_system_the_result_is_inconclusive(split):
     assert found.attacks[0].auc_drop is None
 
 
-def test_a_system_without_a_guard_fails_and_has_no_utility_check(split):
+def test_system_without_a_guard_fails_and_has_no_utility_check(split):
     found = judge_campaign(campaign(split, made(split, 2.0)), split, {"name": Name()})
     assert found.status is CheckStatus.FAIL
     assert set(checks(found)) == {
@@ -160,11 +160,11 @@ def test_a_system_without_a_guard_fails_and_has_no_utility_check(split):
         "Every trial is finished",
     }
     weak = judge_campaign(campaign(split, made(split, 0.0)), split, {"name": Name()})
-    assert weak.status is CheckStatus.INCONCLUSIVE  # a failed attack is no pass
+    assert weak.status is CheckStatus.INCONCLUSIVE  # a failed attack does not pass
 
 
 @pytest.mark.parametrize("missing", ["utility", "audit"])
-def test_a_missing_measurement_is_inconclusive(split, missing):
+def test_missing_measurement_is_inconclusive(split, missing):
     trials = campaign(split, made(split, 2.0), made(split, 0.0, 1))
     given = {"utility": UTILITY, "audit": AUDIT} | {missing: None}
     found = judge_campaign(trials, split, {"name": Name()}, **given)
@@ -181,7 +181,7 @@ def test_a_missing_measurement_is_inconclusive(split, missing):
         (0, 80, CheckStatus.PASS),
     ],
 )
-def test_answers_to_benign_questions_may_change_up_to_the_limit(split, changed, questions, status):
+def test_rate_of_changed_benign_answers_is_compared_to_the_limit(split, changed, questions, status):
     utility = Utility("people", questions, stats.proportion(0, questions), stats.proportion(changed, questions))
     trials = campaign(split, made(split, 2.0), made(split, 0.0, 1))
     found = judge_campaign(trials, split, {"name": Name()}, utility=utility, audit=AUDIT)
@@ -208,7 +208,7 @@ def test_any_difference_in_the_two_world_audit_fails(split, differing, pairs, st
 
 
 @pytest.mark.parametrize(("differing", "status"), [(0, CheckStatus.INCONCLUSIVE), (1, CheckStatus.FAIL)])
-def test_an_audit_that_left_records_out_does_not_pass(split, differing, status):
+def test_audit_with_skipped_records_does_not_pass(split, differing, status):
     trials = campaign(split, made(split, 2.0), made(split, 0.0, 1))
     audit = TwoWorldAudit(300, differing, stats.proportion(differing, 300), 0, 4)
     found = judge_campaign(trials, split, {"name": Name()}, utility=UTILITY, audit=audit)
@@ -216,7 +216,7 @@ def test_an_audit_that_left_records_out_does_not_pass(split, differing, status):
     assert "4 sessions were not compared" in checks(found)[TRACE].why
 
 
-def test_an_aborted_attack_is_an_error_without_metrics(split):
+def test_aborted_attack_is_an_error_without_metrics(split):
     on = made(split, 1.0)
     trials = campaign(split, made(split, 2.0), on, errors={"name": "BackendError: no route"})
     found = judge_campaign(trials, split, {"name": Name()}, utility=UTILITY, audit=AUDIT)
@@ -226,7 +226,7 @@ def test_an_aborted_attack_is_an_error_without_metrics(split):
     assert "no route" in checks(found)["The attack completed"].why
 
 
-def test_an_aborted_attack_leaves_the_metrics_of_the_others(split):
+def test_aborted_attack_does_not_change_the_metrics_of_others(split):
     done = {("name", "off"): made(split, 2.0), ("name", "on"): made(split, 0.0, 1)}
     trials = Trials(done, {"coin": "DataError: no"}, 0, "", 0, {})
     found = judge_campaign(trials, split, {"name": Name(), "coin": Coin()}, utility=UTILITY, audit=AUDIT)
@@ -235,7 +235,7 @@ def test_an_aborted_attack_leaves_the_metrics_of_the_others(split):
     assert found.attacks[1].on is None
 
 
-def test_the_models_of_an_attack_are_listed():
+def test_lists_the_models_of_an_attack():
     class Judge:
         model = "large-1"
 
@@ -256,13 +256,13 @@ def test_the_models_of_an_attack_are_listed():
         assert result.backend == name
 
 
-def test_a_defense_that_failed_is_an_error(split):
+def test_failed_defense_is_an_error(split):
     trials = campaign(split, made(split, 2.0), made(split, 0.0, 1), failed=3)
     found = judge_campaign(trials, split, {"name": Name()}, utility=UTILITY, audit=AUDIT)
     assert found.status is CheckStatus.ERROR
 
 
-def test_a_defense_that_fails_in_any_phase_is_an_error_with_the_count(split):
+def test_error_contains_the_count_of_defense_failures_in_all_phases(split):
     trials = campaign(split, made(split, 2.0), made(split, 0.0, 1))
     utility, audit = replace(UTILITY, failed=12), replace(AUDIT, failed=1891)
     found = judge_campaign(trials, split, {"name": Name()}, utility=utility, audit=audit)
@@ -271,7 +271,7 @@ def test_a_defense_that_fails_in_any_phase_is_an_error_with_the_count(split):
     assert "failed in 1,903 questions (benign questions: 12, two-world audit: 1,891)" in check.why
 
 
-def test_missing_trials_are_inconclusive_but_a_leak_fails(split):
+def test_missing_trials_are_inconclusive_but_a_leak_still_fails(split):
     fields = {"missing": 7, "why": "the budget ran out"}
     sound = campaign(split, made(split, 2.0), made(split, 0.0, 1), **fields)
     found = judge_campaign(sound, split, {"name": Name()}, utility=UTILITY, audit=AUDIT)
@@ -291,7 +291,7 @@ def test_too_few_trials_give_no_metrics(split):
     assert membership_metrics(made(split, 2.0, count=60), split.half, guarded=False) is not None
 
 
-def test_no_check_is_inconclusive():
+def test_status_without_checks_is_inconclusive():
     assert judge.worst_status([]) is CheckStatus.INCONCLUSIVE
 
 
@@ -304,7 +304,7 @@ def test_no_check_is_inconclusive():
         (Estimate(0.07, 0.0501, 0.1), CheckStatus.FAIL),
     ],
 )
-def test_a_limit_is_kept_or_broken_by_the_whole_interval(rate, status):
+def test_pass_and_fail_require_the_whole_interval_on_one_side_of_the_limit(rate, status):
     assert compare_to_limit(rate, 0.05) is status
 
 
@@ -332,14 +332,14 @@ STRONG, FEW = Estimate(0.5, 0.4, 0.6), Estimate(0.01, 0.0, 0.05)
         (crawl_side(FEW), crawl_side(STRONG, error="no route"), False, CheckStatus.ERROR),
     ],
 )
-def test_a_crawl_passes_only_if_the_guard_limits_a_crawler_that_works_without_it(on, off, accepted, status):
+def test_crawl_passes_only_if_the_crawler_succeeds_without_the_guard_and_not_with_it(on, off, accepted, status):
     sides = {"on": on} if off is None else {"off": off, "on": on}
     found = crawl_check(Crawl("worm", "a paper", 0, 12, 1, "bag", sides), 0.05, accepted)
     assert (found.status, found.value, found.limit) == (status, on.crr.value, 0.05)
     assert "no route" in found.why or not any(side.error for side in sides.values())
 
 
-def test_the_limits_are_configurable(split):
+def test_limits_are_configurable(split):
     trials = campaign(split, made(split, 2.0), made(split, 0.5, 1))
     limits = GateSection(adjusted_accuracy=0.2)
     found = judge_campaign(trials, split, {"name": Name()}, limits, UTILITY, AUDIT)
@@ -363,7 +363,7 @@ def test_adjusted_accuracy_has_the_binomial_interval_folded_at_one_half(tp, fp):
 
 
 @pytest.mark.parametrize(("m", "n", "tp", "fp"), [(7, 11, 3, 4), (7, 11, 4, 3), (30, 121, 18, 49)])
-def test_the_interval_of_unequal_kinds_contains_those_of_the_neighboring_counts(m, n, tp, fp):
+def test_interval_of_unequal_groups_contains_those_of_the_neighboring_counts(m, n, tp, fp):
     trials = 4 * m * n // (m + n)
     exact = trials * (tp / m + (n - fp) / n) / 2
     assert exact % 1 > 0  # no number of trials gives this accuracy
@@ -373,16 +373,16 @@ def test_the_interval_of_unequal_kinds_contains_those_of_the_neighboring_counts(
     assert low == (pytest.approx(below.low - 0.5) if below.low > 0.5 else 0)
 
 
-def test_unbalanced_candidates_are_no_advantage():
+def test_majority_prediction_of_unbalanced_candidates_has_no_advantage():
     found = adjusted_accuracy(fitted(0, 100, 0, 2000))  # predicting "no member" is right 2,000 times
     assert found.value == 0
     assert found.low == 0
-    assert found.high > 0.04  # 100 members are few
+    assert found.high > 0.04  # few members give a wide interval
 
 
 @pytest.mark.parametrize(("m", "n"), [(60, 60), (30, 120)])
 @pytest.mark.parametrize(("tpr", "fpr"), [(0.5, 0.5), (0.7, 0.4), (0.95, 0.6), (0.3, 0.3)])
-def test_the_interval_has_its_nominal_coverage(m, n, tpr, fpr):
+def test_interval_has_its_nominal_coverage(m, n, tpr, fpr):
     rng = np.random.default_rng(0)
     truth = abs((tpr + 1 - fpr) / 2 - 0.5)
     inside = 0
@@ -392,8 +392,8 @@ def test_the_interval_has_its_nominal_coverage(m, n, tpr, fpr):
     assert inside >= binom.ppf(0.001, 400, 0.95)
 
 
-def test_false_alarms_of_the_gate_are_rare(split):
-    """A sound guard rarely fails, and one beyond the limit passes in at most one case of forty."""
+def test_gate_has_few_false_failures_and_false_passes(split):
+    """A guard without a leak rarely fails; a guard beyond the limit passes in at most one case of forty."""
     rng = np.random.default_rng(1)
     wrong = {"leaking": 0, "passed": 0}
     for _ in range(400):
@@ -433,7 +433,7 @@ def test_low_false_positive_rates_require_enough_non_members(split, count, one, 
     assert (found.tpr_at_1 is not None, found.tpr_at_01 is not None) == (one, tenth)
 
 
-def test_guard_metrics_exist_only_with_a_guard(split):
+def test_guard_metrics_require_a_guard(split):
     off, on = made(split, 2.0), made(split, 0.0, hidden=1, flagged=2)
     result = attack_result("name", Name(), campaign(split, off, on), split.half)
     assert (result.off.recall_query, result.off.recall_document, result.off.nonmember_flags) == (None, None, None)
@@ -442,8 +442,8 @@ def test_guard_metrics_exist_only_with_a_guard(split):
     assert result.on.nonmember_flags.value == 1.0
 
 
-def test_the_auc_drop_is_paired_by_candidate(split):
-    off, on = made(split, 2.0), made(split, 0.0)  # the same noise in both
+def test_auc_drop_is_paired_by_candidate(split):
+    off, on = made(split, 2.0), made(split, 0.0)  # the same noise with and without the guard
     result = attack_result("name", Name(), campaign(split, off, on), split.half)
     assert result.auc_drop.value == pytest.approx(result.off.auc.value - result.on.auc.value)
     width = result.auc_drop.high - result.auc_drop.low
@@ -465,7 +465,7 @@ def test_targets_without_a_common_member_or_nonmember_have_no_auc_drop(split, ki
     assert result.auc_drop is None
 
 
-def test_the_same_trials_give_the_same_metrics(split):
+def test_metrics_are_deterministic(split):
     first, again = (membership_metrics(made(split, 1.0, count=300), split.half, guarded=True) for _ in range(2))
     assert first == again
 
@@ -480,7 +480,7 @@ def test_correlated_questions_reduce_the_effective_sample_size(alike):
     assert found.high - found.low == pytest.approx(expected.high - expected.low, rel=0.15)
 
 
-def test_rates_of_none_and_all():
+def test_clustered_rate_of_no_and_of_all_questions():
     assert clustered_rate([], []) is None
     assert clustered_rate([0, 0], [0, 0]) is None
     assert clustered_rate([0] * 20, [5] * 20) == stats.proportion(0, 20)
@@ -489,7 +489,7 @@ def test_rates_of_none_and_all():
     assert clustered_rate([1], [2]).high > 0.9
 
 
-def test_the_clustered_rate_has_its_nominal_coverage():
+def test_clustered_rate_has_its_nominal_coverage():
     rng = np.random.default_rng(2)
     inside = 0
     for _ in range(300):

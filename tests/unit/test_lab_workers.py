@@ -51,7 +51,7 @@ def run(built, progress=lambda count: None):
 BOTH = {"name": Name(), "coin": Coin()}
 
 
-def test_workers_measure_and_store_the_same(lab, tmp_path):
+def test_workers_measure_and_store_the_same_as_one_process(lab, tmp_path):
     local = run(experiment(lab, BOTH))
     with setting(tmp_path / "elsewhere") as other:
         worker, progress = Worker(tmp_path / "worker", BOTH), []
@@ -66,7 +66,7 @@ def test_workers_measure_and_store_the_same(lab, tmp_path):
         assert remote.exchanges("name", "on", source) == experiment(lab, BOTH).exchanges("name", "on", source)
 
 
-def test_an_interrupted_experiment_resumes_here_or_on_workers(lab, tmp_path):
+def test_resumes_an_interrupted_experiment_locally_or_on_workers(lab, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(experiment(lab, send=Worker(tmp_path / "worker", break_at=7)))
     assert sum(map(len, experiment(lab).trials().done.values())) == 14
@@ -75,7 +75,7 @@ def test_an_interrupted_experiment_resumes_here_or_on_workers(lab, tmp_path):
     assert len(worker.ran) == 33
 
 
-def test_an_item_with_a_target_finished_here_runs_here(lab, tmp_path):
+def test_item_with_a_locally_finished_target_runs_locally(lab, tmp_path):
     lab.experiment(targets={"off": lab.rag})
     run(lab.experiment(targets={"off": lab.rag}))
     worker = Worker(tmp_path / "worker")
@@ -83,18 +83,18 @@ def test_an_item_with_a_target_finished_here_runs_here(lab, tmp_path):
     assert not worker.ran
 
 
-def test_a_budget_is_never_overspent(lab, tmp_path, monkeypatch):
+def test_total_questions_never_exceed_the_budget(lab, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LEASE_QUESTIONS", 10)
     worker = Worker(tmp_path / "worker")
-    found = run(experiment(lab, send=worker, questions=60, concurrency=1))  # or two trials halve the last two questions
+    found = run(experiment(lab, send=worker, questions=60, concurrency=1))  # two trials would share the last lease
     assert worker.ran
     assert all(item.questions == 10 for item in worker.ran)
-    assert found.cost["questions"] == 60  # each trial asks twice: unused leases are spent local
+    assert found.cost["questions"] == 60  # each trial asks twice: unused leases are used locally
     assert "budget of 60 questions ran out" in found.why
     assert LEASE_QUESTIONS > 10
 
 
-def test_an_item_that_exceeds_its_lease_runs_here(lab, tmp_path, monkeypatch):
+def test_item_that_exceeds_its_lease_runs_locally(lab, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LEASE_QUESTIONS", 3)
     worker = Worker(tmp_path / "worker")
     found = run(experiment(lab, send=worker, questions=1000))
@@ -103,18 +103,18 @@ def test_an_item_that_exceeds_its_lease_runs_here(lab, tmp_path, monkeypatch):
     assert found.cost["questions"] == 160
 
 
-def test_an_attack_aborted_on_a_worker_is_aborted(lab, tmp_path):
-    def broken(target):
+def test_error_on_a_worker_aborts_the_attack(lab, tmp_path):
+    def unavailable(target):
         return Unreliable(target, 10**9, retryable=False)
 
-    worker = Worker(tmp_path / "worker", wrap=broken)
+    worker = Worker(tmp_path / "worker", wrap=unavailable)
     found = run(experiment(lab, send=worker))
     assert found.errors == {"name": f"{BackendError.__name__}: no route to the model"}
     assert len(worker.ran) == 1
     assert not lab.rag.generator.prompts
 
 
-def test_a_campaign_with_one_client_runs_here_in_order(lab, tmp_path):
+def test_campaign_with_one_client_runs_locally_in_order(lab, tmp_path):
     worker = Worker(tmp_path / "worker")
     assert run(experiment(lab, send=worker, identity="campaign")).missing == 0
     assert not worker.ran

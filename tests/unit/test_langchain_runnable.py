@@ -74,11 +74,11 @@ def ask(name, **options):
         ("told_who", {"sessions": True}, "ann"),
     ],
 )
-def test_kinds_of_runnables(name, options, said):
+def test_supports_all_kinds_of_runnables(name, options, said):
     assert ask(name, **options).text == said
 
 
-def test_details_are_declared_in_the_configuration():
+def test_reads_retrieval_details_only_if_declared():
     hits = ask("mapping", input="input", tells=frozenset({"ids", "sources"})).retrieval.hits
     assert [(h.document.id, h.document.source) for h in hits] == [("1", "a.md"), ("2", "b.md")]
     assert ask("mapping", input="input").retrieval.hits == ()
@@ -93,7 +93,7 @@ def test_invalid_return_values_raise():
         ask("secret")
 
 
-def test_retries():
+def test_retries_failed_calls():
     failures.clear()
     target = LangChainRunnable(f"{HERE}:flaky_chain", retries=2)
     assert asyncio.run(target.ask(Query("Why?"))).text == "at last"
@@ -103,7 +103,7 @@ def test_retries():
         ask("flaky_chain")
 
 
-def test_timeout():
+def test_call_times_out():
     release.clear()
     try:
         with pytest.raises(BackendError, match=r"gave no answer within 0.1 s") as caught:
@@ -123,12 +123,12 @@ def test_timeout():
         ({"timeout_s": 0}, "timeout_s=0; it must be above 0"),
     ],
 )
-def test_invalid_options_are_refused(options, message):
+def test_rejects_invalid_options(options, message):
     with pytest.raises(ConfigError, match=message):
         LangChainRunnable(**{"runnable": f"{HERE}:text"} | options)
 
 
-def test_sessions_declare_that_clients_are_distinguished(tmp_path, monkeypatch):
+def test_sessions_option_declares_that_clients_are_distinguished(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     target = build("target", PluginSpec(use="langchain_runnable", runnable=f"{HERE}:told_who", sessions=True), tmp_path)
     assert target.can == {"clients"}

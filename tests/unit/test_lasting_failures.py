@@ -1,4 +1,4 @@
-"""A baseline, its repeat-failure rate and one run, end to end, with a target whose failures may last."""
+"""A baseline, its repeat-failure rate and one run, end to end, with transient or persistent failures of the target."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ from casemate.system import App
 from casemate.types import Answer, Retrieval, SimilarityStats
 from tests.fakes import BagOfWords, Parrot
 
-NOTHING = Retrieval((), SimilarityStats(1, 0.0, 0.0))
+NO_HITS = Retrieval((), SimilarityStats(1, 0.0, 0.0))
 SET = CanarySet("clinic", tuple(Canary(id=f"c{i}", query=f"fee {i}?", expected_answer="25") for i in range(10)))
 
 
 class Target:
-    """Answers a question wrongly as often as ``wrong`` says."""
+    """Answers a question wrongly the number of times in ``wrong``."""
 
     def __init__(self):
         self.wrong = {}
@@ -33,11 +33,11 @@ class Target:
     async def ask(self, query):
         left = self.wrong.get(query.text, 0)
         self.wrong[query.text] = max(left - 1, 0)
-        return Answer("It is 99." if left else "It is 25.", NOTHING)
+        return Answer("It is 99." if left else "It is 25.", NO_HITS)
 
 
 @pytest.mark.parametrize(("lasts", "alarmed"), [(1, ("c0",)), (2, ())], ids=["passing", "lasting"])
-def test_a_fault_alarms_in_the_first_run_only_if_chance_failures_do_not_last(tmp_path, lasts, alarmed):
+def test_fault_alarms_in_the_first_run_only_if_random_failures_do_not_repeat(tmp_path, lasts, alarmed):
     config = configuration.parse({"rag": {"k": 5}, "guard": {"defenses": []}}, folder=tmp_path)
     target = Target()
 

@@ -17,14 +17,14 @@ def modules_after(code):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_read_from_the_source_is_that_of_the_command(name):
+def test_help_parsed_from_the_source_equals_the_help_of_the_command(name):
     command = load(name)
     assert command.name == name
     assert " ".join(describe(name).split())
     assert " ".join(command.help.split()) == " ".join(describe(name).split())
 
 
-def test_help_imports_no_command():
+def test_help_imports_no_command_module():
     loaded = modules_after(
         "sys.argv = ['casemate', '--help']\ntry:\n import casemate.__main__\nexcept SystemExit: pass"
     )
@@ -32,7 +32,7 @@ def test_help_imports_no_command():
     assert not loaded & {"numpy", "pydantic", "casemate.app", "casemate.cli.ask"}
 
 
-def test_the_names_of_the_package_are_imported_on_first_use():
+def test_imports_names_of_the_package_on_first_use():
     assert "casemate.guard.guard" not in modules_after("import casemate")
     assert casemate.Guard.__module__ == "casemate.guard.guard"
     assert set(dir(casemate)) >= {"Guard", "Rag", "Document", "ConfigError"}
@@ -46,18 +46,18 @@ UNNEEDED = {"scipy", "torch", "fastapi", "openai", "httpx", "numpy.f2py", "sqlal
 """Installed in development, and slow to import."""
 
 
-def test_a_question_loads_no_package_that_it_does_not_need(tmp_path, monkeypatch):
+def test_ask_command_imports_no_unneeded_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = (
         "sys.argv = ['casemate', 'ask', 'x']\ntry:\n import casemate.cli\n casemate.cli.main()\nexcept SystemExit: pass"
     )
-    modules_after(code)  # creates the event store, which needs more
+    modules_after(code)  # the first run creates the event store, which needs more modules
     loaded = modules_after(code)
     assert "casemate.backends.embedders.minilm" in loaded
     assert not loaded & UNNEEDED
 
 
-def test_an_event_store_in_a_file_loads_no_other_dialect(tmp_path):
+def test_sqlite_event_store_imports_no_other_dialect(tmp_path):
     code = (
         "from datetime import UTC, datetime\n"
         "from casemate.backends.event_stores.sql import SqlEventStore\n"

@@ -1,4 +1,4 @@
-"""Detection of local model servers, and `casemate init` with fake ones."""
+"""Detection of local model servers, and `casemate init` with fake servers."""
 
 import importlib
 import json
@@ -25,7 +25,7 @@ init_command = importlib.import_module("casemate.cli.init")  # the package has a
 
 @contextmanager
 def server(*models, status=200, body=None):
-    """A model server that lists models; yields its port and the paths it was asked for."""
+    """A server that lists models; yields its port and the requested paths."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -56,7 +56,7 @@ def closed_port():
 
 
 class TestDetection:
-    def test_servers_are_found_with_their_chat_models(self, closed_port):
+    def test_finds_servers_and_their_chat_models(self, closed_port):
         with server("nomic-embed-text", "llama3.2:3b", "org/model-7b") as (one, asked), server("m") as (two, _):
             found = find_local_servers({"ollama": one, "llama.cpp": closed_port, "vllm": two}, 5.0)
         assert found == [LocalServer("ollama", one, ("llama3.2:3b", "org/model-7b")), LocalServer("vllm", two, ("m",))]
@@ -67,39 +67,39 @@ class TestDetection:
         "body",
         [b"", b"<html>", b"[]", b'{"data": 3}', b'{"data": [{"id": 7}, "x"]}', b'{"data": []}', b"[" * 100_000],
     )
-    def test_other_services_are_no_model_servers(self, body):
+    def test_ignores_services_that_are_not_model_servers(self, body):
         with server(body=body) as (port, _):
             assert find_local_servers({"vllm": port}, 5.0) == []
 
-    def test_a_refusal_is_no_model_server(self):
-        with server("m", status=401) as (port, _):  # our own gateway has the default port of vLLM
+    def test_ignores_a_server_that_requires_authentication(self):
+        with server("m", status=401) as (port, _):  # the gateway of Casemate has the default port of vLLM
             assert find_local_servers({"vllm": port}, 5.0) == []
 
     @pytest.mark.parametrize("name", ["${HOME}", "a\nb: c", "x" * 201, "[red]", "bge-m3", "all-minilm", ""])
-    def test_unsafe_names_and_embedding_models_are_left_out(self, name):
+    def test_omits_unsafe_names_and_embedding_models(self, name):
         with server(name) as (port, _):
             assert find_local_servers({"ollama": port}, 5.0) == []
 
-    def test_a_server_that_never_answers_is_given_up(self):
+    def test_times_out_if_a_server_never_answers(self):
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen()
             before = time.monotonic()
             assert find_local_servers({"ollama": listener.getsockname()[1]}, 0.2) == []
-            assert time.monotonic() - before < 30  # the timeout is .2; without one it would wait forever
+            assert time.monotonic() - before < 30  # the timeout is 0.2 s; without it the call would not return
 
-    def test_proxies_are_not_used(self, monkeypatch, closed_port):
+    def test_does_not_use_proxies(self, monkeypatch, closed_port):
         with server("m") as (proxy, asked):
             monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy}")
             assert find_local_servers({"ollama": closed_port}, 5.0) == [] and asked == []
 
-    def test_the_default_ports_are_those_of_the_products(self):
+    def test_default_ports_are_those_of_the_products(self):
         assert dict(local_servers.PORTS) == {"ollama": 11434, "llama.cpp": 8080, "vllm": 8000}
 
 
 @pytest.fixture
 def init(tmp_path, monkeypatch):
-    """Runs ``casemate init`` with fake servers; returns its result and the configuration it wrote."""
+    """Runs ``casemate init`` with fake servers; returns its result and the configuration file."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words, found=(), interactive=None, keys=None):
@@ -117,7 +117,7 @@ VLLM = LocalServer("vllm", 8000, ("org/model",))
 
 
 class TestInit:
-    def test_all_protections_are_written_in_observe_mode(self, init):
+    def test_writes_all_protections_in_observe_mode(self, init):
         done, written = init()
         assert (written.guard.mode, written.monitor.gate) == ("observe", "observe")
         assert [part.use for part in written.guard.defenses] == ["mirabel", "crawl_limit"]
@@ -125,7 +125,7 @@ class TestInit:
             build("defense", part)
         assert "casemate enforce" in done.stderr
 
-    def test_quorum_is_switched_on_by_deleting_two_comment_signs(self, init, tmp_path, monkeypatch):
+    def test_deleting_two_comment_signs_enables_quorum(self, init, tmp_path, monkeypatch):
         init()
         monkeypatch.setenv("QUORUM_SECRET", "s" * 16)
         file = tmp_path / "casemate.yaml"
@@ -137,7 +137,7 @@ class TestInit:
         assert written.guard.audience.unentitled == "quorum"
         build("defense", written.guard.defenses[1])
 
-    def test_the_options_it_writes_are_the_defaults(self, init):
+    def test_written_options_are_the_defaults(self, init):
         _, written = init()
         for part in written.guard.defenses:
             default, made = build("defense", configuration.PluginSpec(use=part.use)), build("defense", part)
@@ -146,10 +146,10 @@ class TestInit:
             if part.use == "crawl_limit":
                 assert made.questions == default.questions
 
-    def test_without_a_server_answers_are_extractive(self, init):
+    def test_uses_the_extractive_generator_without_a_server(self, init):
         assert init()[1].rag.generator.use == "extractive"
 
-    def test_without_a_terminal_servers_are_named_and_not_used(self, init):
+    def test_lists_servers_without_using_them_if_there_is_no_terminal(self, init):
         Path("docs").mkdir()
         done, written = init("docs", found=[OLLAMA])
         assert written.rag.generator.use == "extractive"
@@ -163,30 +163,30 @@ class TestInit:
             (("--generator", "ollama:qwen2.5:7b"), "qwen2.5:7b"),
         ],
     )
-    def test_a_server_is_chosen_by_option(self, init, words, model):
+    def test_option_selects_a_server(self, init, words, model):
         _, written = init(*words, found=[OLLAMA, VLLM])
         part = written.rag.generator
         assert (part.use, part.options["model"]) == ("openai", model)
         assert part.options["base_url"] == "http://127.0.0.1:11434/v1"
 
     @pytest.mark.parametrize(("keys", "use"), [("\n", "openai"), ("y\n", "openai"), ("n\n", "extractive")])
-    def test_on_a_terminal_it_asks(self, init, keys, use):
+    def test_prompts_for_a_server_on_a_terminal(self, init, keys, use):
         _, written = init(found=[OLLAMA], interactive=True, keys=keys)
         assert written.rag.generator.use == use
 
-    def test_the_gateway_gets_another_port_than_the_model_server(self, init):
+    def test_gateway_port_differs_from_the_port_of_the_model_server(self, init):
         _, written = init("--yes", found=[VLLM])
         assert written.gateway.port == 8001
 
-    def test_extractive_looks_for_no_server(self, init, monkeypatch):
-        def refuse(ports):
+    def test_extractive_option_searches_for_no_server(self, init, monkeypatch):
+        def fail(ports):
             raise AssertionError
 
-        monkeypatch.setattr(init_command, "find_local_servers", refuse)
+        monkeypatch.setattr(init_command, "find_local_servers", fail)
         runner = CliRunner().invoke(cli, ["init", "--generator", "extractive"], catch_exceptions=False)
         assert runner.exit_code == 0
 
-    def test_json_lists_the_servers(self, init):
+    def test_json_output_lists_the_servers(self, init):
         done, _ = init("--json", found=[VLLM])
         found = json.loads(done.stdout)
         assert found["written"] == "casemate.yaml" and found["generator"] == "extractive"
@@ -198,12 +198,12 @@ class TestInit:
         ("wanted", "says"),
         [("olama", "did you mean 'ollama'"), ("vllm", "no vllm with a model answers"), ("ollama:x", "it has llama3.2")],
     )
-    def test_a_server_that_is_not_there_is_refused_and_nothing_is_written(self, init, tmp_path, wanted, says):
+    def test_missing_server_is_an_error_and_writes_nothing(self, init, tmp_path, wanted, says):
         with pytest.raises(ConfigError, match=says):
             init("--generator", wanted, found=[OLLAMA])
         assert not (tmp_path / "casemate.yaml").exists()
 
-    def test_any_corpus_name_is_valid_yaml(self, init, tmp_path):
+    def test_writes_valid_yaml_for_any_corpus_name(self, init, tmp_path):
         Path('a: "b" # {c}').mkdir()
         init('a: "b" # {c}', "--yes", found=[OLLAMA])
         assert yaml.safe_load((tmp_path / "casemate.yaml").read_text())["rag"]["corpus"] == 'a: "b" # {c}'

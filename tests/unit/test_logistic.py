@@ -1,4 +1,4 @@
-"""Logistic regression against scikit-learn and SciPy."""
+"""Logistic regression, compared with scikit-learn and SciPy."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_unconstrained_fit_equals_scikit_learn(penalty):
     assert coefficients(X, y, w, penalty) == pytest.approx(reference.coef_[0], abs=1e-4)
 
 
-def test_negative_coefficients_become_zero_and_the_rest_is_refitted():
+def test_sets_negative_coefficients_to_zero_and_refits_the_others():
     X, y, w = data([1.5, -1.0, 2.0, -0.3])
     found = coefficients(X, y, w, 0.1)
     reference = LogisticRegression(C=10, tol=1e-10, max_iter=10_000).fit(X[:, [0, 2]], y, sample_weight=w)

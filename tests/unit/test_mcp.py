@@ -1,4 +1,4 @@
-"""The tools for agents, with the official SDK's client: over HTTP, over stdio, and in front of another server."""
+"""The MCP tools with the client of the official SDK: over HTTP, over stdio, and as a proxy of another server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ HIDDEN = "only3"
 
 
 def program(kind, folder):
-    """Another process that serves on stdio."""
+    """Parameters of a server process on stdio."""
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     return StdioServerParameters(
         command=sys.executable, args=["-m", "tests.mcp_process", kind, str(folder)], env=environment
@@ -85,7 +85,7 @@ async def connected(url, text, mode="auto"):
 
 
 def found(result):
-    """Ids of the documents in a result, which says nothing else."""
+    """Ids of the documents in a result, after a check that it contains no other data."""
     assert not result.is_error, result.content
     assert json.loads(result.content[0].text) == result.structured_content
     for one in result.structured_content["documents"]:
@@ -94,15 +94,15 @@ def found(result):
     return [one["id"] for one in result.structured_content["documents"]]
 
 
-def refused(result):
-    """The message of a refused call."""
+def error_message(result):
+    """The message of a rejected call."""
     assert result.is_error
     assert result.structured_content is None
     return result.content[0].text
 
 
 def build(*given, **named):
-    """A system, wired outside of the running event loop."""
+    """Builds a system outside of the running event loop."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(make, *given, **named).result()
 
@@ -113,7 +113,7 @@ def app(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_over_http_answers_and_documents_pass_the_guard(app, mode):
+async def test_guard_applies_to_answers_and_documents_over_http(app, mode):
     text = key(app, retrieve=True)
     with serving(app) as url:
         async with connected(url, text, mode) as client:
@@ -121,13 +121,13 @@ async def test_over_http_answers_and_documents_pass_the_guard(app, mode):
             ids = found(await client.call_tool("search", {"query": f"{HIDDEN} {SECRET}"}))
             answer = await client.call_tool("ask", {"question": f"{HIDDEN} {SECRET}"})
     assert len(ids) == 5 and "d3" not in ids
-    assert answer.content[0].text.split() == ids  # the parrot names its context
+    assert answer.content[0].text.split() == ids  # the fake generator repeats the ids of its context
     assert answer.structured_content is None
 
 
 @pytest.mark.parametrize("clients", [1, 2])
-async def test_agents_obtain_at_most_their_budgets(tmp_path, clients):
-    """By searches alone: each document has thirteen words and its id, and one of the words is its own."""
+async def test_searches_disclose_at_most_the_word_budget_of_each_key(tmp_path, clients):
+    """Each document has thirteen words and its id; one of the words is unique."""
     limit = CrawlLimit(budget=200, questions=10**4, alarm=1e-12)
     app = build(tmp_path, defenses=(limit,), mcp=True)
     keys, obtained = [key(app, name=f"agent {c}", retrieve=True) for c in range(clients)], []
@@ -144,19 +144,19 @@ async def test_agents_obtain_at_most_their_budgets(tmp_path, clients):
     assert all(180 <= words <= 200 for words in obtained)
 
 
-async def test_over_stdio_answers_and_documents_pass_the_guard(tmp_path):
+async def test_guard_applies_to_answers_and_documents_over_stdio(tmp_path):
     async with Client(program("guarded", tmp_path)) as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == {"ask", "search"}
         ids = found(await client.call_tool("search", {"query": SECRET}))
         answer = await client.call_tool("ask", {"question": SECRET})
-        assert "text is required" in refused(await client.call_tool("search", {"query": 3}))
-        assert "question is empty" in refused(await client.call_tool("ask", {"question": " "}))
+        assert "text is required" in error_message(await client.call_tool("search", {"query": 3}))
+        assert "question is empty" in error_message(await client.call_tool("ask", {"question": " "}))
     assert len(ids) == 5 and "d3" not in ids
     assert answer.content[0].text.split() == ids
 
 
 @pytest.mark.parametrize("header", [None, "Bearer cmk_0000000000000000_" + "x" * 43, "Basic x"])
-def test_over_http_nothing_is_answered_without_a_valid_key(app, header):
+def test_http_requires_a_valid_key(app, header):
     headers = {"Authorization": header} if header else {}
     body = {
         "jsonrpc": "2.0",
@@ -171,7 +171,7 @@ def test_over_http_nothing_is_answered_without_a_valid_key(app, header):
             assert answer.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_a_key_that_only_reads_metrics_and_a_revoked_key_are_refused(app):
+def test_rejects_a_metrics_key_and_a_revoked_key(app):
     revoked = key(app, name="gone")
     store = ApiKeyStore(app.store)
     store.sync()
@@ -183,23 +183,23 @@ def test_a_key_that_only_reads_metrics_and_a_revoked_key_are_refused(app):
             assert httpx.post(f"{url}/v1/mcp", json={}, headers=headers).status_code == status
 
 
-def test_without_the_setting_there_is_no_such_route(tmp_path):
+def test_route_is_disabled_by_default(tmp_path):
     app = build(tmp_path)
     headers = {"Authorization": f"Bearer {key(app)}"}
     with gateways.serving(app) as url:
         assert httpx.post(f"{url}/v1/mcp", json={}, headers=headers).status_code == 404
 
 
-async def test_a_key_without_the_permission_to_retrieve_may_only_ask(app):
+async def test_key_without_the_retrieve_permission_can_only_ask(app):
     text = key(app)
     with serving(app) as url:
         async with connected(url, text) as client:
             assert [tool.name for tool in (await client.list_tools()).tools] == ["ask"]
-            same = refused(await client.call_tool("search", {"query": "only5"}))
-            assert same == refused(await client.call_tool("no such tool", {}))
+            same = error_message(await client.call_tool("search", {"query": "only5"}))
+            assert same == error_message(await client.call_tool("no such tool", {}))
 
 
-async def test_labels_of_the_key_apply(tmp_path):
+async def test_applies_the_labels_of_the_key(tmp_path):
     app = build(tmp_path, count=0, mcp=True)
     secret = documents(1, metadata={"acl": ["board"]})
     open_ = documents(5, seed=1)[1:]
@@ -212,14 +212,14 @@ async def test_labels_of_the_key_apply(tmp_path):
                 assert ("d0" in ids) == (name == "board")
 
 
-async def test_the_rate_limit_of_the_key_counts_tool_calls_and_other_messages_have_one_of_their_own(app):
+async def test_tool_calls_and_other_messages_have_separate_rate_limits(app):
     limited = key(app, retrieve=True, requests_per_minute=2)
     with serving(app) as url:
         async with connected(url, limited, "legacy") as client:  # two messages before the first call, or more
             for _ in range(2):
                 await client.list_tools()
                 found(await client.call_tool("search", {"query": SECRET}))
-            message = refused(await client.call_tool("search", {"query": SECRET}))
+            message = error_message(await client.call_tool("search", {"query": SECRET}))
         headers = {"Authorization": f"Bearer {limited}"}
         statuses = [httpx.post(f"{url}/v1/mcp", json={}, headers=headers).status_code for _ in range(10)]
         app.store.flush()
@@ -228,7 +228,7 @@ async def test_the_rate_limit_of_the_key_counts_tool_calls_and_other_messages_ha
     assert 400 in statuses and statuses[-1] == 429
 
 
-async def test_a_document_withheld_for_the_users_question_stays_withheld_for_all_its_queries(tmp_path):
+async def test_document_withheld_for_the_question_is_withheld_for_all_its_queries(tmp_path):
     """The defense hides d3 only if the user's question is asked; the rewritten query alone would retrieve it."""
     app = build(tmp_path, defenses=(HideFor(),), mcp=True)
     text = key(app, retrieve=True)
@@ -239,10 +239,10 @@ async def test_a_document_withheld_for_the_users_question_stays_withheld_for_all
             asked = {"query": HIDDEN, "question": question}
             assert "d3" not in found(await client.call_tool("search", asked))
             assert "d3" not in found(await client.call_tool("search", {**asked, "query": f"{HIDDEN} again"}))
-            assert "d3" in found(await client.call_tool("search", {"query": HIDDEN}))  # another turn
+            assert "d3" in found(await client.call_tool("search", {"query": HIDDEN}))  # a different turn
 
 
-async def test_calls_are_recorded_with_their_client(app):
+async def test_records_calls_with_their_client(app):
     text = key(app, retrieve=True)
     with serving(app) as url:
         async with connected(url, text) as client:
@@ -255,7 +255,7 @@ async def test_calls_are_recorded_with_their_client(app):
     assert verdict.body["request"] in {e.body["request"] for e in requests}
 
 
-async def test_a_call_has_a_span_within_its_request_and_an_unknown_tool_has_none(app, monkeypatch):
+async def test_tool_call_has_a_span_in_its_request_and_an_unknown_tool_has_none(app, monkeypatch):
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(state, "open_tracer", lambda address: RequestTracer(provider))
@@ -278,12 +278,12 @@ async def test_a_call_has_a_span_within_its_request_and_an_unknown_tool_has_none
 
 
 @pytest.mark.parametrize("stdio", [False, True])
-async def test_a_full_gateway_tells_the_client_when_to_try_again(app, monkeypatch, stdio):
-    text, told = key(app, retrieve=True), "The service is busy. Try again in 1 second."
+async def test_overloaded_gateway_returns_retry_after(app, monkeypatch, stdio):
+    text, expected = key(app, retrieve=True), "The service is busy. Try again in 1 second."
     if stdio:
         admission = _Stdio(Gateway(app), ApiKeyStore(app.store).named("someone"))
         admission.gateway.limits.concurrency = 0
-        with pytest.raises(ApiError, match=told):
+        with pytest.raises(ApiError, match=expected):
             async with admission.call(None):
                 pass
         return
@@ -293,16 +293,16 @@ async def test_a_full_gateway_tells_the_client_when_to_try_again(app, monkeypatc
             monkeypatch.setattr(RateLimits, "acquire_slot", lambda self, key: Rejection("busy", 1))
             with pytest.raises(MCPError) as refusal:
                 await client.call_tool("search", {"query": SECRET})
-    assert refusal.value.error.message == told
+    assert refusal.value.error.message == expected
     assert refusal.value.error.data == {"code": "overloaded", "retry_after_s": 1}
 
 
-async def test_a_failure_tells_the_client_nothing_about_its_cause(tmp_path):
+async def test_error_does_not_contain_the_cause_of_a_failure(tmp_path):
     app = build(tmp_path, generator=gateways.Down(), mcp=True)
     text = key(app)
     with serving(app) as url:
         async with connected(url, text) as client:
-            message = refused(await client.call_tool("ask", {"question": "only5"}))
+            message = error_message(await client.call_tool("ask", {"question": "only5"}))
     assert message == "The service is temporarily unavailable."
 
 
@@ -323,14 +323,14 @@ async def guarded_library(app, tools=(), address=LIBRARY, token=None, **variable
             yield client
 
 
-async def test_another_servers_results_pass_the_guard_with_one_verdict_of_each_defense(app):
+async def test_guard_applies_to_upstream_results_with_one_verdict_of_each_defense(app):
     async with guarded_library(app) as client:
         offered = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert "read_document" not in offered  # it has no query
         assert "documents" in offered["search"].output_schema["properties"]
         ids = found(await client.call_tool("search", {"query": SECRET}))
         app.store.flush()
-        (verdict,) = app.store.scan("verdict")  # one of each defense
+        (verdict,) = app.store.scan("verdict")  # one verdict of each defense
         assert verdict.body["flagged"] and verdict.body["hidden"] == ["d3"]
         text = found(await client.call_tool("search_text", {"query": SECRET}))
         free = found(await client.call_tool("search", {"query": DOCUMENTS["d7"].text}))
@@ -340,8 +340,8 @@ async def test_another_servers_results_pass_the_guard_with_one_verdict_of_each_d
 
 
 @pytest.mark.slow
-async def test_the_number_of_documents_does_not_depend_on_what_the_other_server_found(app):
-    """The other server returns the document only if it has it; without it, nothing or an echo of the query."""
+async def test_number_of_documents_does_not_depend_on_the_upstream_result(app):
+    """The upstream server returns the document only if it has it; else nothing or an echo of the query."""
     async with guarded_library(app) as client:
         for query in (SECRET, DOCUMENTS["d7"].text, "a text that is in no document"):
             for name in ("search_member", "search_echo"):
@@ -350,30 +350,30 @@ async def test_the_number_of_documents_does_not_depend_on_what_the_other_server_
 
 
 @pytest.mark.slow
-async def test_only_arguments_that_the_operator_names_reach_the_other_server(app, tmp_path):
+async def test_forwards_only_configured_arguments_to_the_upstream_server(app, tmp_path):
     async with guarded_library(app) as client:
         (search,) = [tool for tool in (await client.list_tools()).tools if tool.name == "search"]
         assert set(search.input_schema["properties"]) == {"query", "question"}
         assert search.input_schema["additionalProperties"] is False
         for name in ("where", "limit", "secretword"):
-            message = refused(await client.call_tool("search", {"query": "only5", name: "x"}))
+            message = error_message(await client.call_tool("search", {"query": "only5", name: "x"}))
             assert "secretword" not in message
     (tmp_path / "other").mkdir()
     async with guarded_library(build(tmp_path / "other", mcp=True), LIMITED) as client:
         (search,) = (await client.list_tools()).tools
         assert set(search.input_schema["properties"]) == {"query", "limit", "question"}
         assert found(await client.call_tool("search", {"query": DOCUMENTS["d7"].text, "limit": 3}))[0] == "d7"
-        refused(await client.call_tool("search", {"query": "only5", "where": "x"}))
+        error_message(await client.call_tool("search", {"query": "only5", "where": "x"}))
 
 
 @pytest.mark.slow
-async def test_only_tools_that_are_marked_as_read_only_are_offered_unless_they_are_named(app, tmp_path):
+async def test_offers_read_only_tools_by_default_or_else_the_configured_ones(app, tmp_path):
     async with guarded_library(app) as client:
         offered = {tool.name: tool for tool in (await client.list_tools()).tools}
     assert offered["search"].annotations.read_only_hint is True
     assert offered.keys().isdisjoint({"execute", "search_unmarked", "environment"})
     assert "summarize" not in offered  # its argument is a text, not a query
-    assert "search_shelf" not in offered  # it cannot be called with a query alone
+    assert "search_shelf" not in offered  # it has another required argument
     named = {"execute": (), "search_unmarked": (), "search_shelf": ("query", "shelf"), "search": ()}
     (tmp_path / "other").mkdir()
     async with guarded_library(build(tmp_path / "other", mcp=True), named) as client:
@@ -382,25 +382,25 @@ async def test_only_tools_that_are_marked_as_read_only_are_offered_unless_they_a
 
 
 @pytest.mark.slow
-async def test_the_question_has_the_limits_of_a_query(app, tmp_path, monkeypatch):
+async def test_question_argument_has_the_limits_of_a_query(app, tmp_path, monkeypatch):
     text, kept = key(app, retrieve=True), []
     monkeypatch.setattr(OpenTurns, "of", lambda *given: kept.append(given))
     with serving(app) as url:
         async with connected(url, text) as client:
             for question in ("x" * 20_001, "\0", " "):
-                refused(await client.call_tool("search", {"query": "only5", "question": question}))
+                error_message(await client.call_tool("search", {"query": "only5", "question": question}))
     asked = []
     (tmp_path / "other").mkdir()
     async with guarded_library(build(tmp_path / "other", mcp=True)) as client:
         monkeypatch.setattr(UpstreamTools, "_found", lambda *given: asked.append(given))
-        message = refused(await client.call_tool("search", {"query": "only5", "question": "x" * 20_001}))
+        message = error_message(await client.call_tool("search", {"query": "only5", "question": "x" * 20_001}))
     assert "at most 20000 are allowed" in message
     assert not kept and not asked
 
 
 @pytest.mark.slow
-async def test_the_command_gets_only_the_variables_that_are_named(app, monkeypatch):
-    monkeypatch.setenv("CASEMATE_TEST_A", "7")  # of this process, not named
+async def test_upstream_command_receives_only_configured_environment_variables(app, monkeypatch):
+    monkeypatch.setenv("CASEMATE_TEST_A", "7")  # set in this process, not configured
     query = {"query": DOCUMENTS["d20"].text}
     async with guarded_library(app, {"environment": ()}, CASEMATE_TEST_B="9") as client:
         ids = found(await client.call_tool("environment", query))
@@ -408,7 +408,7 @@ async def test_the_command_gets_only_the_variables_that_are_named(app, monkeypat
 
 
 @pytest.mark.slow
-async def test_without_a_guard_another_servers_results_include_the_document(tmp_path):
+async def test_upstream_results_without_a_guard_contain_the_document(tmp_path):
     app = build(tmp_path, mcp=True)
     async with guarded_library(app) as client:
         assert found(await client.call_tool("search", {"query": SECRET}))[0] == "d3"
@@ -416,7 +416,7 @@ async def test_without_a_guard_another_servers_results_include_the_document(tmp_
 
 
 @pytest.mark.slow
-async def test_results_of_another_form_and_errors_count_as_nothing_found(app):
+async def test_unknown_result_formats_and_errors_count_as_no_results(app):
     async with guarded_library(app) as client:
         for name in ("search_pictures", "search_numbers", "search_broken", "search_elsewhere"):
             ids = found(await client.call_tool(name, {"query": "secretword"}))
@@ -424,16 +424,16 @@ async def test_results_of_another_form_and_errors_count_as_nothing_found(app):
 
 
 @pytest.mark.slow
-async def test_a_client_does_not_see_that_the_other_server_is_too_slow(app, monkeypatch):
+async def test_result_does_not_reveal_an_upstream_timeout(app, monkeypatch):
     assert upstream.SEARCH_SHARE <= 0.5  # the rest is for the guard
-    monkeypatch.setattr(upstream, "SEARCH_SHARE", 0.005)  # .6 of 120 seconds
+    monkeypatch.setattr(upstream, "SEARCH_SHARE", 0.005)  # 0.6 of 120 seconds
     async with guarded_library(app) as client:
         ids = found(await client.call_tool("search_slow", {"query": SECRET}))
     assert len(ids) == 5 and "d3" not in ids
 
 
 @pytest.mark.slow
-def test_an_upstream_server_that_cannot_start_is_one_line_and_an_exit_code(tmp_path):
+def test_upstream_server_that_cannot_start_gives_a_one_line_error_and_an_exit_code(tmp_path):
     for options in ([], ["--http", "--port", "0"]):
         done = subprocess.run(
             [sys.executable, "-m", "casemate", "mcp", "--upstream", "no-such-program", *options],
@@ -449,17 +449,17 @@ def test_an_upstream_server_that_cannot_start_is_one_line_and_an_exit_code(tmp_p
 
 
 @pytest.mark.slow
-async def test_nothing_else_of_the_other_server_is_offered(app):
+async def test_offers_no_other_tools_or_resources_of_the_upstream_server(app):
     async with guarded_library(app, {"search": ()}) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == ["search"]
         for name in ("search_text", "read_document"):
-            refused(await client.call_tool(name, {"query": "x", "number": 3}))
+            error_message(await client.call_tool(name, {"query": "x", "number": 3}))
         with pytest.raises(Exception, match="(?i)not found|not supported"):
             await client.read_resource("library://documents")
 
 
 @pytest.mark.slow
-async def test_a_tool_that_cannot_be_guarded_is_refused_at_the_start(app):
+async def test_rejects_a_tool_that_cannot_be_guarded_at_startup(app):
     gateway = Gateway(app)
     for tools in (
         {"read_document": ()},
@@ -476,7 +476,7 @@ async def test_a_tool_that_cannot_be_guarded_is_refused_at_the_start(app):
     app.close()
 
 
-async def test_a_server_over_http_is_guarded_with_its_own_token(tmp_path):
+async def test_guards_an_upstream_server_over_http_with_its_own_token(tmp_path):
     (tmp_path / "far").mkdir()
     (tmp_path / "near").mkdir()
     far, near = build(tmp_path / "far", mcp=True), build(tmp_path / "near", defenses=(HideNamed("d3"),), mcp=True)
@@ -507,14 +507,14 @@ def _keys(app):
         (["--as", "nobody"], "no valid key has the id or name 'nobody'"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(tmp_path, monkeypatch, options, why):
+def test_rejects_invalid_options(tmp_path, monkeypatch, options, why):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=why):
         CliRunner().invoke(cli, ["mcp", *options], catch_exceptions=False)
 
 
 @pytest.mark.slow
-async def test_the_command_serves_an_index_on_stdio_with_the_permissions_of_a_key(tmp_path):
+async def test_command_serves_an_index_on_stdio_with_the_permissions_of_a_key(tmp_path):
     (tmp_path / "notes").mkdir()
     for name, acl in (("pharmacy", None), ("vault", ["board"])):
         line = {"id": name, "text": f"The {name} opens at nine.", "metadata": {"acl": acl} if acl else {}}

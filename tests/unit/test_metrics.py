@@ -19,13 +19,13 @@ counts = st.integers(0, 30)
 normal = np.random.default_rng(0).standard_normal
 
 
-def share(pairs, members, nonmembers):
+def pair_share(pairs, members, nonmembers):
     return sum(pairs(a, b) for a in members for b in nonmembers) / (len(members) * len(nonmembers))
 
 
 @given(few, few)
-def test_auc_equals_counting_pairs(a, b):
-    assert metrics.auc(a, b) == pytest.approx(share(lambda x, y: (x > y) + (x == y) / 2, a, b))
+def test_auc_equals_the_share_of_ordered_pairs(a, b):
+    assert metrics.auc(a, b) == pytest.approx(pair_share(lambda x, y: (x > y) + (x == y) / 2, a, b))
     assert metrics.auc(a, b) + metrics.auc(b, a) == pytest.approx(1)
 
 
@@ -42,7 +42,7 @@ def test_auc_equals_scikit_learn_and_the_normal_distribution():
     ("a", "b", "says"),
     [([], [1], "members"), ([1], [], "members"), ([1, math.nan], [1], "NaN"), ([1], [math.nan], "NaN"), (1, [1], "()")],
 )
-def test_empty_or_nan_scores_are_refused(metric, a, b, says):
+def test_rejects_empty_or_nan_scores(metric, a, b, says):
     with pytest.raises(ValueError, match=says.replace("()", r"\(\)")):
         metric(a, b)
 
@@ -70,7 +70,7 @@ def test_roc_curve_is_thinned_and_keeps_its_shape():
 
 
 @given(few, few, st.floats(0, 0.999))
-def test_tpr_at_fpr_threshold_is_the_smallest_allowed(a, b, fpr):
+def test_threshold_of_tpr_at_fpr_is_the_smallest_allowed(a, b, fpr):
     found, threshold = metrics.tpr_at_fpr(a, b, fpr)
     allowed = math.floor(fpr * len(b) + 1e-9)
     assert found == sum(s > threshold for s in a)
@@ -85,13 +85,13 @@ def test_tpr_at_fpr_rounds_binary_fractions_correctly():
 
 
 @pytest.mark.parametrize("fpr", [-0.1, 1, math.nan])
-def test_fpr_out_of_range_is_refused(fpr):
+def test_rejects_fpr_out_of_range(fpr):
     with pytest.raises(ValueError, match="must be in"):
         metrics.tpr_at_fpr([1], [1], fpr)
 
 
 @given(few, few)
-def test_ks_statistic_is_the_largest_gap_of_distributions_and_of_roc(a, b):
+def test_ks_statistic_is_the_maximum_distance_of_cdfs_and_of_the_roc_curve(a, b):
     gaps = [abs(sum(s <= t for s in a) / len(a) - sum(s <= t for s in b) / len(b)) for t in (*a, *b)]
     assert metrics.ks_statistic(a, b) == pytest.approx(max(gaps))
     assert metrics.ks_statistic(a, b) == pytest.approx(max(abs(x - y) for x, y in metrics.roc_curve(a, b)))
@@ -112,7 +112,7 @@ def test_adjusted_accuracy_is_the_distance_from_chance(a):
 
 
 @pytest.mark.parametrize("a", [-0.1, 1.1, math.nan])
-def test_adjusted_accuracy_out_of_range_is_refused(a):
+def test_rejects_adjusted_accuracy_out_of_range(a):
     with pytest.raises(ValueError, match="accuracy"):
         metrics.adjusted_accuracy(a)
 
@@ -154,13 +154,13 @@ def test_normality_p_value_equals_its_definition(n):
 
 
 @pytest.mark.parametrize("x", [range(19), [1.0] * 30, [*range(30), math.nan], [*range(30), math.inf], 3])
-def test_normality_p_value_invalid_samples_are_refused(x):
+def test_normality_p_value_rejects_invalid_samples(x):
     with pytest.raises(ValueError, match="finite numbers, not all equal"):
         metrics.normality_p_value(x)
 
 
 def naive_bleu(reference, candidate):
-    """From the definition, n-gram by n-gram."""
+    """BLEU by its definition, from explicit n-gram counts."""
     r, c, p = reference.split(), candidate.split(), []
     for n in range(1, 5):
         left = Counter(tuple(r[i : i + n]) for i in range(len(r) - n + 1))
@@ -192,7 +192,7 @@ def test_bleu_is_1_for_equal_and_0_for_disjoint_words():
     assert metrics.bleu("a b c d e f g h", "a b c d") == pytest.approx(math.exp(-1))
 
 
-def test_bleu_separates_members_as_published(data):
+def test_bleu_separates_members_with_the_published_auc(data):
     with gzip.open(data / "mia_riddle/nfcorpus_s2mia.jsonl.gz", "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     yes, no = (
@@ -245,6 +245,6 @@ def test_ndcg_equals_scikit_learn(gains, k, random):
 
 
 @given(st.lists(st.integers(0, 30), unique=True), st.sets(st.integers(0, 30), min_size=1), st.integers(1, 40))
-def test_recall_at_k_equals_counting(ranking, relevant, k):
+def test_recall_at_k_equals_naive_counting(ranking, relevant, k):
     want = sum(1 for i, d in enumerate(ranking) if i < k and d in relevant) / len(relevant)
     assert recall_at_k([str(d) for d in ranking], {str(d) for d in relevant}, k) == pytest.approx(want)

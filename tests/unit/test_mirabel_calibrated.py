@@ -1,4 +1,4 @@
-"""Mirabel in mode calibrated: withheld documents, sessions, false alarms, and no trace of membership in contexts."""
+"""Mirabel in mode calibrated: withheld documents, sessions, false alarms, and contexts independent of membership."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def corpus(count, seed=0):
     ]
 
 
-def ordinary(count, seed=9):
-    """Harmless questions: a few words of the vocabulary, or of one document."""
+def benign_questions(count, seed=9):
+    """Benign questions: a few words of the vocabulary, or of one document."""
     rng, held = np.random.default_rng(seed), corpus(120)
     made = []
     for i in range(count):
@@ -65,24 +65,24 @@ HELD = corpus(120)
 
 
 @pytest.fixture(scope="module")
-def learnt(tmp_path_factory):
+def learned(tmp_path_factory):
     """A calibration on the corpus."""
     index = SqliteIndex(tmp_path_factory.mktemp("learnt") / "index.db")
     rag = Rag(BagOfWords(), index, Parrot())
     index.add(HELD, rag.embedder.embed([d.content for d in HELD]))
     settings = CalibrationSettings(k=K, documents=60, questions=400)
     defense = Mirabel(embedder=rag.embedder, index=index)
-    found = asyncio.run(calibrate(defense, rag, {"direct": Direct()}, ordinary(400), settings))
+    found = asyncio.run(calibrate(defense, rag, {"direct": Direct()}, benign_questions(400), settings))
     index.close()
     return replace(found, salt="the same in every run")
 
 
 @pytest.fixture
-def make(tmp_path, learnt):
+def make(tmp_path, learned):
     """Guards with Mirabel over a corpus; state is separate unless a store is given."""
     opened = []
 
-    def guard(held=HELD, found=learnt, *, enforce=True, on_error="closed", store=None, **options):
+    def guard(held=HELD, found=learned, *, enforce=True, on_error="closed", store=None, **options):
         path = tmp_path / f"{len(opened)}.json"
         if found is not None:
             calibration.write_calibration(path, "default", found)
@@ -111,7 +111,7 @@ def record(i):
 # Withheld documents
 
 
-def test_question_containing_a_record_is_answered_without_it(make):
+def test_question_that_contains_a_record_is_answered_without_it(make):
     guard = make()
     for i in range(20):
         context, verdict = ask(guard, record(i), client=f"client {i}")
@@ -124,10 +124,10 @@ def test_question_containing_a_record_is_answered_without_it(make):
         assert len(context) == K
 
 
-def test_ordinary_questions_are_answered_as_without_a_guard(make):
+def test_benign_questions_are_answered_as_without_a_guard(make):
     guard = make()
     flagged = 0
-    for i, question in enumerate(ordinary(200, seed=77)):
+    for i, question in enumerate(benign_questions(200, seed=77)):
         context, verdict = ask(guard, question, client=f"client {i}")
         bare = asyncio.run(guard.rag.retrieve(Query(question, k=K)))
         flagged += verdict.flagged
@@ -138,10 +138,10 @@ def test_ordinary_questions_are_answered_as_without_a_guard(make):
     assert flagged <= 200 * 0.01 + 4  # significance .01
 
 
-def test_all_chunks_of_a_source_are_hidden_and_named(make):
+def test_hides_and_reports_all_chunks_of_a_source(make):
     guard = make()
     for i in range(10):
-        first = HELD[2 * i].text  # the one chunk only
+        first = HELD[2 * i].text  # paper mode hides one chunk only
         retrieval, (verdict,) = asyncio.run(guard.retrieve(Query(first, k=20, client=f"client {i}")))
         assert verdict.flagged
         assert set(verdict.hidden) >= {f"d{i}#0"}
@@ -149,7 +149,7 @@ def test_all_chunks_of_a_source_are_hidden_and_named(make):
         assert len(retrieval.hits) == 20
 
 
-def test_near_copy_under_another_name_is_hidden_too(make):
+def test_hides_a_near_copy_under_another_name(make):
     words = HELD[0].text.split()
     copy = Document("copy#0", " ".join([*words[:-2], "balor", "gunek."]), source="copy", digest="x")
     guard = make([*HELD, copy])
@@ -161,8 +161,8 @@ def test_near_copy_under_another_name_is_hidden_too(make):
     assert len(context) == K
 
 
-def test_a_dozen_copies_are_hidden_too(make):
-    """More than ``max_hidden_sources``: the guard fetches more, and the context is full."""
+def test_hides_a_dozen_copies_and_fills_the_context(make):
+    """More copies than ``max_hidden_sources``: the guard retrieves more hits."""
     copies = [Document(f"copy{i}#0", f"{HELD[0].text} extra{i}", source=f"copy{i}", digest="x") for i in range(12)]
     context, verdict = ask(make([*HELD, *copies]), HELD[0].text)
     assert set(verdict.evidence["flagged"]) == {"d0", *(f"copy{i}" for i in range(12))}
@@ -176,7 +176,7 @@ def test_a_dozen_copies_are_hidden_too(make):
     st.sets(st.sampled_from("ab")),
 )
 def test_statistics_without_sources_are_those_of_a_collection_without_them(rows, gone):
-    rows += [("c", 0.1), ("c", 0.7)]  # at least two chunks stay
+    rows += [("c", 0.1), ("c", 0.7)]  # at least two chunks remain
     scores, kept = [s for _, s in rows], [s for name, s in rows if name not in gone]
     found = replace(
         retrieval(scores, names=[name for name, _ in rows]),
@@ -188,18 +188,18 @@ def test_statistics_without_sources_are_those_of_a_collection_without_them(rows,
 
 
 def test_withheld_documents_are_excluded_from_comparisons(judging):
-    """The second would explain the similarity of the first; but it is withheld, so the first is withheld too."""
-    mirabel = judging(plain(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0)))  # gap, at most .495
+    """The second document, if not withheld, would explain the similarity of the first."""
+    mirabel = judging(similarity_only(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0)))  # gap, at most .495
     near, alone = retrieval([0.9, 0.89, *BELOW]), retrieval([0.9, *BELOW])
     assert judge(mirabel, near, client="a").verdict.evidence["flagged"] == ["s0", "s1"]
     assert judge(mirabel, alone, client="b").verdict.evidence["flagged"] == ["s0"]
-    three = retrieval([0.9, 0.6, 0.59, *BELOW])  # two that stay do explain it
+    three = retrieval([0.9, 0.6, 0.59, *BELOW])  # two documents that are not withheld explain it
     assert judge(mirabel, three, client="c").verdict.evidence["flagged"] == []
 
 
 def test_chunks_of_sources_ranked_above_are_excluded_from_comparisons(judging):
-    """Its decision comes later, so its second chunk further down must not count yet."""
-    mirabel = judging(plain(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0)))
+    """A source is decided at its first chunk, so a later chunk of it must not count."""
+    mirabel = judging(similarity_only(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0)))
     names = ["x", "y", "x", *[f"o{i}" for i in range(len(BELOW))]]
     found = retrieval([0.9, 0.8, 0.79, *BELOW], names=names)
     assert judge(mirabel, found).verdict.evidence["flagged"] == ["x", "y"]
@@ -208,20 +208,20 @@ def test_chunks_of_sources_ranked_above_are_excluded_from_comparisons(judging):
 
 
 def test_blocked_sources_are_excluded_from_the_retrieval_of_sentences(judging):
-    """Even if the whole question does not retrieve it, and one of its sentences does."""
+    """Even if only a sentence of the question retrieves the source."""
 
-    class Sentences(Listed):
-        def search(self, vector, k, tenant):  # never without the tenant of the question
+    class Sentences(ListIndex):
+        def search(self, vector, k, tenant):  # ``tenant`` has no default: the caller must pass that of the question
             return retrieval([0.9, 0.89, *BELOW], names=["y", "barred", *[f"o{i}" for i in range(len(BELOW))]])
 
-    learnt = plain(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0), doubt=-math.inf)
+    learned = similarity_only(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0), doubt=-math.inf)
     whole = retrieval([0.3, *BELOW], names=["y", *[f"o{i}" for i in range(len(BELOW))]])
     text = "Amber birch cedar delta. Ember flint grove heron."
-    for barred in (False, True):
-        mirabel = judging(learnt, embedder=BagOfWords(), index=Sentences([], np.empty((0, 64))))
-        if barred:
+    for blocked in (False, True):
+        mirabel = judging(learned, embedder=BagOfWords(), index=Sentences([], np.empty((0, 64))))
+        if blocked:
             mirabel.withheld.add("default", "anna", "barred")
-        assert judge(mirabel, whole, text=text).verdict.evidence["flagged"] == (["y"] if barred else [])
+        assert judge(mirabel, whole, text=text).verdict.evidence["flagged"] == (["y"] if blocked else [])
 
 
 # Sessions
@@ -234,50 +234,50 @@ def clock(monkeypatch):
     return now
 
 
-def mild(i):
-    """A harmless question that retrieves document i."""
+def question_about(i):
+    """A benign question that retrieves document i."""
     words = HELD[2 * i].text.replace(".", "").lower().split()
     return " ".join(words[:3])
 
 
 def test_withheld_document_stays_withheld_from_that_client_only(make):
     guard, i = make(), 4
-    assert f"d{i}" in ask(guard, mild(i))[0]
+    assert f"d{i}" in ask(guard, question_about(i))[0]
     ask(guard, record(i))
-    context, verdict = ask(guard, mild(i))
+    context, verdict = ask(guard, question_about(i))
     assert f"d{i}" not in context
     assert len(context) == K
     assert (verdict.evidence["withheld"], verdict.evidence["flagged"]) == ([f"d{i}"], [])
     assert (verdict.flagged, verdict.evidence["why"]) == (True, ["before"])
-    other, verdict = ask(guard, mild(i), client="otto")
+    other, verdict = ask(guard, question_about(i), client="otto")
     assert f"d{i}" in other
     assert not verdict.flagged
 
 
-def test_withheld_document_returns_after_the_session(make, clock):
+def test_withheld_document_is_shown_again_after_the_session(make, clock):
     guard, i = make(session_hours=2), 4
     ask(guard, record(i))
     clock.at += 2 * 3600 - 1
-    assert f"d{i}" not in ask(guard, mild(i))[0]
+    assert f"d{i}" not in ask(guard, question_about(i))[0]
     clock.at += 1
-    assert f"d{i}" in ask(guard, mild(i))[0]
+    assert f"d{i}" in ask(guard, question_about(i))[0]
 
 
-def test_without_session_hours_it_is_withheld_from_one_answer_only(make):
+def test_session_of_zero_hours_withholds_from_one_answer_only(make):
     guard, i = make(session_hours=0), 4
     assert f"d{i}" not in ask(guard, record(i))[0]
-    assert f"d{i}" in ask(guard, mild(i))[0]
+    assert f"d{i}" in ask(guard, question_about(i))[0]
 
 
-def test_withheld_documents_survive_a_restart(make):
+def test_withheld_documents_persist_over_a_restart(make):
     store, i = Memory(), 4
     ask(make(store=store), record(i))
     again = make(store=store)
-    context, verdict = ask(again, mild(i))
+    context, verdict = ask(again, question_about(i))
     assert f"d{i}" not in context
     assert verdict.evidence["why"] == ["before"]
-    assert f"d{i}" in ask(again, mild(i), client="otto")[0]
-    assert f"d{i}" in ask(make(), mild(i))[0]  # without a store, state is not shared
+    assert f"d{i}" in ask(again, question_about(i), client="otto")[0]
+    assert f"d{i}" in ask(make(), question_about(i))[0]  # without a store, state is not shared
 
 
 @pytest.mark.parametrize(("readers", "withheld"), [
@@ -307,46 +307,46 @@ def grant(guard, source, **metadata):
     asyncio.run(guard.add(chunks))
 
 
-def test_a_withheld_source_is_shown_again_once_its_readers_list_the_client(make):
+def test_withheld_source_is_shown_again_if_its_readers_list_the_client(make):
     guard = make()
     for client in ("anna", "otto"):
         assert "d4" not in ask(guard, record(4), client)[0]
     ask(guard, record(7))
     grant(guard, "d4", readers=["anna"])
-    context, verdict = ask(guard, mild(4))
+    context, verdict = ask(guard, question_about(4))
     assert "d4" in context
     assert (verdict.flagged, verdict.action, verdict.hidden) == (False, Action.NONE, ())
     assert (verdict.evidence["withheld"], verdict.evidence["why"]) == ([], [])
-    context, verdict = ask(guard, record(4))  # a question that contains it, too
+    context, verdict = ask(guard, record(4))  # also for a question that contains it
     assert "d4" in context and "d4" not in verdict.evidence["withheld"]
-    assert "d7" not in ask(guard, mild(7))[0]  # other sources stay withheld
-    assert "d4" not in ask(guard, mild(4), "otto")[0]  # and so do those of other clients
+    assert "d7" not in ask(guard, question_about(7))[0]  # other sources remain withheld
+    assert "d4" not in ask(guard, question_about(4), "otto")[0]  # and remain withheld from other clients
     grant(guard, "d4")
-    assert "d4" not in ask(guard, mild(4))[0]  # the right is revoked within the session
+    assert "d4" not in ask(guard, question_about(4))[0]  # the right is revoked within the session
 
 
-def test_a_readable_source_counts_in_the_retrieval_of_a_sentence_although_it_was_withheld(judging):
+def test_readable_source_counts_in_the_retrieval_of_a_sentence_although_it_was_withheld(judging):
     """``readers`` must also apply if only a sentence of the question retrieves the source."""
     readers = {"readers": ["anna"]}
 
-    class Sentences(Listed):
+    class Sentences(ListIndex):
         def search(self, vector, k, tenant="default"):
             found = retrieval([0.9, 0.89, *BELOW], names=["y", "granted", *[f"o{i}" for i in range(len(BELOW))]])
             granted = replace(found.hits[1], document=replace(found.hits[1].document, metadata=readers))
             return replace(found, hits=(found.hits[0], granted, *found.hits[2:]))
 
-    learnt = plain(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0), doubt=-math.inf)
+    learned = similarity_only(np.arange(100) / 200, weights=(0, 1, 0, 0, 0, 0), doubt=-math.inf)
     whole = retrieval([0.3, *BELOW], names=["y", *[f"o{i}" for i in range(len(BELOW))]])
     text = "Amber birch cedar delta. Ember flint grove heron."
     for client, flagged in (("anna", []), ("otto", ["y"])):
-        mirabel = judging(learnt, embedder=BagOfWords(), index=Sentences([], np.empty((0, 64))))
+        mirabel = judging(learned, embedder=BagOfWords(), index=Sentences([], np.empty((0, 64))))
         mirabel.withheld.add("default", client, "granted")
         assert judge(mirabel, whole, client=client, text=text).verdict.evidence["flagged"] == flagged
 
 
-def test_questions_about_a_readable_source_are_no_evidence_against_the_client(judging):
+def test_questions_about_a_readable_source_do_not_add_evidence(judging):
     """Otherwise the source would be withheld at the first question after the right is revoked."""
-    mirabel, found = judging(plain(np.arange(1, 200) / 200), significance=0.01), retrieval([0.985, *BELOW])
+    mirabel, found = judging(similarity_only(np.arange(1, 200) / 200), significance=0.01), retrieval([0.985, *BELOW])
     readable = replace(found.hits[0], document=replace(found.hits[0].document, metadata={"readers": "anna"}))
     for _ in range(20):
         assert not judge(mirabel, replace(found, hits=(readable, *found.hits[1:]))).verdict.flagged
@@ -360,46 +360,46 @@ def labeled(guard, text, *labels):
     return [h.document.source for h in found.hits], verdict
 
 
-def test_a_source_that_becomes_readable_by_label_was_never_withheld(make):
-    """Questions without the label change no state: the source is not in the collection that the client sees."""
+def test_source_without_a_label_of_the_client_is_not_recorded_as_withheld(make):
+    """Questions without the label change no state: the source is not in the collection visible to the client."""
     held = [replace(d, metadata={"acl": ["board"]}) if d.source == "d4" else d for d in HELD]
     guard = make(held)
     for _ in range(3):
         context, verdict = labeled(guard, record(4))
         assert "d4" not in context and "d4" not in verdict.evidence["withheld"]
-    context, verdict = labeled(guard, mild(4), "board")
+    context, verdict = labeled(guard, question_about(4), "board")
     assert "d4" in context and not verdict.flagged
 
 
-def test_a_label_does_not_lift_what_was_withheld_for_closeness(make):
-    """Labels determine what a client may retrieve; only ``readers`` exempt from detection."""
+def test_source_withheld_for_closeness_stays_withheld_with_a_label(make):
+    """Labels determine retrieval; only ``readers`` exempt a client from detection."""
     held = [replace(d, metadata={"acl": ["board"]}) if d.source == "d4" else d for d in HELD]
     guard = make(held)
     assert labeled(guard, record(4), "board")[1].evidence["withheld"] == ["d4"]
-    without = labeled(guard, mild(4))
+    without = labeled(guard, question_about(4))
     assert "d4" not in without[0] and without[1].evidence["withheld"] == []
-    again = labeled(guard, mild(4), "board")
+    again = labeled(guard, question_about(4), "board")
     assert "d4" not in again[0] and again[1].evidence["why"] == ["before"]
     assert len(again[0]) == K
 
 
 @pytest.mark.parametrize("readable", [4, 20])
-def test_few_readable_documents_are_protected(make, readable):
-    """The calibration stays valid, and the size of the collection is the tenant's, however little a client may read."""
+def test_protects_a_client_with_few_readable_documents(make, readable):
+    """The calibration remains valid: the size of the collection is that of the tenant, not that of the client."""
     mine = {f"d{i}" for i in range(readable)}
     held = [d if d.source in mine else replace(d, metadata={"acl": ["board"]}) for d in HELD]
     guard = make(held)
     context, verdict = labeled(guard, record(2))
     assert "error" not in verdict.evidence and "undecided" not in verdict.evidence
     assert "d2" in verdict.evidence["withheld"] and "d2" not in context and set(context) <= mine
-    context, verdict = labeled(guard, mild(1))
+    context, verdict = labeled(guard, question_about(1))
     assert verdict.evidence["flagged"] == [] and context and set(context) <= mine
 
 
 # With the similarity as the score
 
 
-def plain(benign, *, weights=(1, 0, 0, 0, 0, 0), **options):
+def similarity_only(benign, *, weights=(1, 0, 0, 0, 0, 0), **options):
     made = Calibration(
         fingerprint="bag-of-words",
         documents=1000,
@@ -447,7 +447,7 @@ BELOW = [0.2 - i / 100 for i in range(LOOKAHEAD + K)]
 
 
 def test_score_at_the_threshold_is_not_flagged(judging):
-    found = plain(np.arange(1, 200) / 200)
+    found = similarity_only(np.arange(1, 200) / 200)
     assert found.threshold(0.05) == 0.95
     mirabel = judging(found, significance=0.05)
     assert not judge(mirabel, retrieval([0.95, *BELOW])).verdict.flagged
@@ -462,9 +462,9 @@ def edited(text, seed):
     return " ".join(w for w in words if rng.random() > 0.22)
 
 
-def leaked_copies(judging, on=True):
-    """Of 18 records with an edited copy that is too far from the question to be flagged: those whose copy stays."""
-    mirabel, leaked = judging(plain(np.arange(1, 200) / 200), significance=0.05, edited_copies=on), []
+def records_with_leaked_copy(judging, on=True):
+    """Of 18 records with an edited copy below the threshold: those with the copy in the context."""
+    mirabel, leaked = judging(similarity_only(np.arange(1, 200) / 200), significance=0.05, edited_copies=on), []
     for i in range(18):
         text = " ".join(sentence(np.random.default_rng(1000 * i + j)) for j in range(5))
         found = retrieval([0.97, 0.91, *BELOW])
@@ -478,16 +478,16 @@ def leaked_copies(judging, on=True):
     return leaked
 
 
-def test_edited_copies_of_a_withheld_record_are_withheld_too(judging):
-    assert not leaked_copies(judging)
+def test_withholds_edited_copies_of_a_withheld_record(judging):
+    assert not records_with_leaked_copy(judging)
 
 
-def test_edited_copies_leak_if_switched_off(judging):
-    assert len(leaked_copies(judging, on=False)) == 18
+def test_edited_copies_leak_if_the_option_is_off(judging):
+    assert len(records_with_leaked_copy(judging, on=False)) == 18
 
 
-def test_an_edited_copy_stays_withheld_in_later_questions(judging):
-    mirabel = judging(plain(np.arange(1, 200) / 200), significance=0.05, edited_copies=True)
+def test_edited_copy_stays_withheld_in_later_questions(judging):
+    mirabel = judging(similarity_only(np.arange(1, 200) / 200), significance=0.05, edited_copies=True)
     text = " ".join(sentence(np.random.default_rng(j)) for j in range(5))
     found = retrieval([0.97, 0.91, *BELOW])
     first, second, *others = found.hits
@@ -500,8 +500,8 @@ def test_an_edited_copy_stays_withheld_in_later_questions(judging):
 
 
 def test_larger_context_is_tested_at_a_smaller_rate(judging):
-    """It has more documents to be close to: the rate is divided by the growth of the context since the calibration."""
-    found = plain(np.arange(1, 2000) / 2000)
+    """A larger context has more candidates, so the rate is divided by the growth of k since the calibration."""
+    found = similarity_only(np.arange(1, 2000) / 2000)
     mirabel = judging(found, significance=0.05)
     limits = {
         k: judge(mirabel, retrieval([0.5, *[0.1] * (k + LOOKAHEAD)]), k=k).verdict.threshold for k in (1, 3, 6, 30)
@@ -511,21 +511,21 @@ def test_larger_context_is_tested_at_a_smaller_rate(judging):
 
 
 def test_large_k_does_not_disable_the_test(judging):
-    """With 100 harmless questions the smallest attainable rate is 1 in 101; a large k would need less."""
-    mirabel = judging(plain(np.arange(100) / 100), significance=0.01)
+    """With 100 benign questions the smallest attainable rate is 1 in 101; a large k would need a smaller rate."""
+    mirabel = judging(similarity_only(np.arange(100) / 100), significance=0.01)
     for k in (3, 10, 200, 1000):
         outcome = judge(mirabel, retrieval([1.0, *[0.1] * (k + LOOKAHEAD)]), k=k, client=f"k {k}")
         assert outcome.verdict.flagged
         assert outcome.verdict.threshold == 0.99
 
 
-def test_few_harmless_questions_use_the_smallest_attainable_rate(judging):
-    mirabel = judging(plain(np.arange(50) / 100), significance=0.01)
+def test_few_benign_questions_use_the_smallest_attainable_rate(judging):
+    mirabel = judging(similarity_only(np.arange(50) / 100), significance=0.01)
     assert judge(mirabel, retrieval([0.495, *BELOW])).verdict.flagged
 
 
 def test_empty_calibration_flags_nothing_and_gives_the_reason(judging):
-    mirabel = judging(plain([], weights=(0,) * 6, source="7 documents, too few"))
+    mirabel = judging(similarity_only([], weights=(0,) * 6, source="7 documents, too few"))
     outcome = judge(mirabel, retrieval([0.99, *BELOW]))
     assert len(outcome.value.hits) == 1 + len(BELOW)
     assert (outcome.verdict.flagged, outcome.verdict.threshold) == (False, None)
@@ -534,7 +534,7 @@ def test_empty_calibration_flags_nothing_and_gives_the_reason(judging):
 
 
 def test_threshold_in_the_verdict_is_specific_to_client_and_document(judging):
-    found = plain(np.arange(1, 200) / 200, jitter=0.1)
+    found = similarity_only(np.arange(1, 200) / 200, jitter=0.1)
     mirabel = judging(found, significance=0.05)
     for i in range(200):
         found_now = retrieval([0.95 - i / 2000, *BELOW])
@@ -545,57 +545,57 @@ def test_threshold_in_the_verdict_is_specific_to_client_and_document(judging):
 
 @pytest.mark.parametrize("n", [0, 1, 29])
 def test_too_few_documents_have_no_decision(judging, n):
-    outcome = judge(judging(plain(np.arange(100) / 100)), retrieval([0.99] * min(n, 10), n=n))
+    outcome = judge(judging(similarity_only(np.arange(100) / 100)), retrieval([0.99] * min(n, 10), n=n))
     assert len(outcome.value.hits) == min(n, 10)
     assert outcome.verdict.threshold is None
     assert "a decision needs at least 30" in outcome.verdict.evidence["undecided"]
 
 
-def test_few_hits_request_more_and_change_no_state(judging):
-    mirabel = judging(plain(np.arange(100) / 100))
+def test_too_few_hits_request_more_and_change_no_state(judging):
+    mirabel = judging(similarity_only(np.arange(100) / 100))
     short = replace(retrieval([0.995, *BELOW[: LOOKAHEAD - 1]]), exhausted=False)
     outcome = judge(mirabel, short, k=1)
     assert outcome == (short, None, True)
-    assert asyncio.run(mirabel.score(Query("x", k=1), short, plain(np.arange(100) / 100))) == {}
+    assert asyncio.run(mirabel.score(Query("x", k=1), short, similarity_only(np.arange(100) / 100))) == {}
     assert mirabel.blocked_sources(Query("x", client="anna")) == frozenset()
     long = replace(retrieval([0.995, *BELOW[:LOOKAHEAD]]), exhausted=False)
     assert judge(mirabel, replace(long, hits=long.hits[:LOOKAHEAD])).more
-    assert judge(mirabel, long, k=1).more  # the document that enters has none below
+    assert judge(mirabel, long, k=1).more  # the document that enters the context has no lower-ranked hit
     enough = replace(retrieval([0.995, *BELOW]), exhausted=False)
     assert judge(mirabel, enough, k=1).verdict.evidence["flagged"] == ["s0"]
-    assert judge(mirabel, short, k=1) == (short, None, True)  # too few to find what is related to the withheld source
+    assert judge(mirabel, short, k=1) == (short, None, True)  # too few to find sources related to the withheld one
 
 
-def test_a_question_close_to_very_many_sources_is_answered_from_none(judging, monkeypatch):
+def test_question_close_to_more_than_max_hidden_sources_has_an_empty_context(judging, monkeypatch):
     monkeypatch.setattr("casemate.guard.defenses.mirabel.MAX_HIDDEN", 3)
-    mirabel = judging(plain(np.arange(100) / 100))
+    mirabel = judging(similarity_only(np.arange(100) / 100))
     for count in (3, 4):
         outcome = judge(mirabel, retrieval([1.2] * count + BELOW), client=f"client {count}")
         assert len(outcome.verdict.hidden) == count and len(outcome.value.hits) == (len(BELOW) if count == 3 else 0)
 
 
-def test_a_similarity_that_is_no_number_is_an_error(judging):
+def test_nan_similarity_is_an_error(judging):
     with pytest.raises(DataError, match="no finite score"):
-        judge(judging(plain(np.arange(100) / 100)), retrieval([math.nan, *BELOW]))
+        judge(judging(similarity_only(np.arange(100) / 100)), retrieval([math.nan, *BELOW]))
 
 
 # False alarms
 
 
 def contexts(rng, count):
-    """Similarities of harmless questions, with several documents nearly as close as the first."""
+    """Similarities of benign questions, with several documents nearly as close as the first."""
     topic, own = rng.normal(0.4, 0.1, (count, 1)), rng.normal(0, 0.02, (count, K + LOOKAHEAD))
     return -np.sort(-(topic + own), axis=1)
 
 
 @pytest.mark.parametrize(("significance", "benign"), [(0.05, 99), (0.1, 60), (0.02, 149)])
 def test_false_alarm_rate_of_exchangeable_questions_is_the_significance(significance, benign):
-    """With jitter, over calibrations, clients and questions; also a lower bound, so that flagging nothing fails."""
+    """With jitter, over calibrations, clients and questions. The lower bound excludes a test that never flags."""
     rng, jitter, flagged, trials = np.random.default_rng(8), 0.03, 0, 1500
     for trial in range(trials):
-        law = np.max(contexts(rng, benign)[:, :K] + jitter * rng.random((benign, K)), axis=1)
+        benign_scores = np.max(contexts(rng, benign)[:, :K] + jitter * rng.random((benign, K)), axis=1)
         mirabel = Mirabel(significance=significance)
-        found = plain(law, jitter=jitter, salt=str(trial))
+        found = similarity_only(benign_scores, jitter=jitter, salt=str(trial))
         mirabel.ready = lambda tenant, n, found=found: found
         flagged += judge(mirabel, retrieval(contexts(rng, 1)[0]), client=f"client {trial}").verdict.flagged
     promised = math.floor(significance * (benign + 1)) / (benign + 1)
@@ -604,8 +604,8 @@ def test_false_alarm_rate_of_exchangeable_questions_is_the_significance(signific
 
 
 def test_evidence_of_medium_closeness_accumulates(judging):
-    """Each alone is harmless: p = .02 and e = 3.5; the sixth exceeds 1 in 1,000."""
-    found = plain(np.arange(1, 200) / 200)
+    """Each question alone is below the threshold: p = .02, e = 3.5; the evidence of six exceeds 1 in 1,000."""
+    found = similarity_only(np.arange(1, 200) / 200)
     mirabel = judging(found, significance=0.01)
     p = found.p_value(0.985)
     assert p == pytest.approx(0.02)
@@ -620,8 +620,8 @@ def test_evidence_of_medium_closeness_accumulates(judging):
     assert [mirabel.withheld.evidence("default", "otto", s) > 1 for s in ("s0", "s1")] == [True, False]
 
 
-def test_repeated_question_is_no_new_evidence(judging):
-    mirabel = judging(plain(np.arange(1, 200) / 200), significance=0.01)
+def test_repeated_question_adds_no_evidence(judging):
+    mirabel = judging(similarity_only(np.arange(1, 200) / 200), significance=0.01)
     for i in range(30):
         asked = "When is the pharmacy open?" if i % 2 else "when is the  pharmacy open?"
         assert not judge(mirabel, retrieval([0.985, *BELOW]), text=asked).verdict.flagged
@@ -630,8 +630,8 @@ def test_repeated_question_is_no_new_evidence(judging):
     assert mirabel.withheld.evidence("default", "anna", "s0") == pytest.approx(once**2)
 
 
-def test_evidence_is_per_document_and_decays_with_harmless_questions(judging):
-    mirabel = judging(plain(np.arange(1, 200) / 200), significance=0.01)
+def test_evidence_is_per_document_and_decays_with_benign_questions(judging):
+    mirabel = judging(similarity_only(np.arange(1, 200) / 200), significance=0.01)
     for i in range(40):
         score, names = (0.98 if i % 4 == 0 else 0.3), ["a", *[f"o{j}" for j in range(len(BELOW))]]
         assert not judge(mirabel, retrieval([score, *BELOW], names=names)).verdict.flagged
@@ -639,9 +639,9 @@ def test_evidence_is_per_document_and_decays_with_harmless_questions(judging):
         assert mirabel.withheld.evidence("default", "anna", "o0") == 1
 
 
-def test_harmless_sessions_about_one_document_seldom_alarm():
+def test_benign_sessions_about_one_document_rarely_alarm():
     """Worst case: every question retrieves the same document first. At most 1 in 1,000 questions in the long run."""
-    rng, alarms, asked, found = np.random.default_rng(5), 0, 0, plain(np.random.default_rng(4).random(400))
+    rng, alarms, asked, found = np.random.default_rng(5), 0, 0, similarity_only(np.random.default_rng(4).random(400))
     mirabel = Mirabel(significance=0.001)
     mirabel.ready = lambda tenant, n: found
     for client in range(120):
@@ -668,54 +668,57 @@ def decoyed(i, sentences=1):
     return " ".join([sentence(rng), *own, sentence(rng), sentence(rng)])
 
 
-def test_text_among_decoys_is_detected_by_its_sentences(make):
-    guard, blind = make(), make()
-    blind.defenses[0].embedder = None
-    blind.defenses[0].index = None
+def test_detects_a_text_among_decoys_by_its_sentences(make):
+    guard, without_sentences = make(), make()
+    without_sentences.defenses[0].embedder = None
+    without_sentences.defenses[0].index = None
     found = [f"d{i}" in ask(guard, decoyed(i), client=f"c{i}")[1].evidence["flagged"] for i in range(110)]
-    whole = [f"d{i}" in ask(blind, decoyed(i), client=f"c{i}")[1].evidence["flagged"] for i in range(110)]
+    whole = [f"d{i}" in ask(without_sentences, decoyed(i), client=f"c{i}")[1].evidence["flagged"] for i in range(110)]
     assert sum(found) >= 2 * sum(whole) > 0
     assert all(b <= a for a, b in zip(found, whole, strict=True))
 
 
-def test_sentences_are_scored_only_in_doubt(make, learnt):
-    def looks(found, question):
+def test_scores_sentences_only_of_doubtful_questions(make, learned):
+    def embedded(found, question):
         guard = make(found=found)
         guard.rag.embedder.texts.clear()
         ask(guard, question)
         return len(guard.rag.embedder.texts) - 1
 
     doubtful = "Balek celor dinin. Fotek gumor hasin."
-    assert looks(replace(learnt, doubt=-math.inf), doubtful) == 2
-    assert looks(replace(learnt, doubt=math.inf), doubtful) == 0
-    assert looks(replace(learnt, doubt=-math.inf), "Balek celor dinin fotek gumor hasin.") == 0  # a single sentence
-    assert looks(replace(learnt, doubt=-math.inf), " ".join(sentence(np.random.default_rng(i)) for i in range(30))) == 8
+    assert embedded(replace(learned, doubt=-math.inf), doubtful) == 2
+    assert embedded(replace(learned, doubt=math.inf), doubtful) == 0
+    assert embedded(replace(learned, doubt=-math.inf), "Balek celor dinin fotek gumor hasin.") == 0  # a single sentence
+    assert (
+        embedded(replace(learned, doubt=-math.inf), " ".join(sentence(np.random.default_rng(i)) for i in range(30)))
+        == 8
+    )
 
 
-def test_amount_of_work_does_not_depend_on_membership(make):
-    """Scoring sentences takes time; whether it happens must not depend on the presence of the record."""
+def test_number_of_embedded_texts_does_not_depend_on_membership(make):
+    """Otherwise the latency of scoring sentences would reveal the record."""
     for i in range(12):
-        here, there = make(), make()
-        asyncio.run(there.remove([f"d{i}"]))
+        with_document, without_document = make(), make()
+        asyncio.run(without_document.remove([f"d{i}"]))
         work = []
-        for guard in (here, there):
+        for guard in (with_document, without_document):
             guard.rag.embedder.texts.clear()
             verdict = ask(guard, record(i))[1]
             work.append(len(guard.rag.embedder.texts))
-            assert (f"d{i}" in verdict.evidence["withheld"]) == (guard is here)
+            assert (f"d{i}" in verdict.evidence["withheld"]) == (guard is with_document)
         assert work[0] == work[1]
 
 
 # Invalid calibrations
 
 
-def failure(guard):
-    retrieval, (verdict,) = asyncio.run(guard.retrieve(Query(mild(4), k=K)))
+def retrieve_without_calibration(guard):
+    retrieval, (verdict,) = asyncio.run(guard.retrieve(Query(question_about(4), k=K)))
     return [h.document.source for h in retrieval.hits], verdict
 
 
 def test_missing_calibration_withholds_the_context_with_a_reason(make):
-    context, verdict = failure(make(found=None))
+    context, verdict = retrieve_without_calibration(make(found=None))
     assert context == []
     assert (verdict.action, verdict.evidence["error"]) == (Action.WITHHOLD, "DataError")
     assert "no calibration for tenant 'default'" in verdict.evidence["message"]
@@ -726,8 +729,8 @@ def test_missing_calibration_withholds_the_context_with_a_reason(make):
     ("changes", "says"),
     [({"documents": 100}, "100 chunks; the tenant now has 240"), ({"fingerprint": "old"}, "the embedder 'old'")],
 )
-def test_stale_calibration_withholds_the_context(make, learnt, changes, says):
-    context, verdict = failure(make(found=replace(learnt, **changes)))
+def test_stale_calibration_withholds_the_context(make, learned, changes, says):
+    context, verdict = retrieve_without_calibration(make(found=replace(learned, **changes)))
     assert context == []
     assert says in verdict.evidence["message"]
     assert "run 'casemate calibrate'" in verdict.evidence["message"]
@@ -736,7 +739,7 @@ def test_stale_calibration_withholds_the_context(make, learnt, changes, says):
 def test_damaged_calibration_withholds_the_context(make):
     guard = make()
     guard.defenses[0].calibration.write_text("{")
-    context, verdict = failure(guard)
+    context, verdict = retrieve_without_calibration(guard)
     assert context == []
     assert "damaged" in verdict.evidence["message"]
 
@@ -745,36 +748,44 @@ def test_defense_raises_without_a_valid_calibration(judging, tmp_path):
     with pytest.raises(DataError, match="no calibration"):
         judge(Mirabel(calibration=tmp_path / "none.json"), retrieval([0.9, *BELOW]))
     with pytest.raises(DataError, match="stale.*999999"):
-        mirabel = judging(plain([0.1]), embedder=BagOfWords())
+        mirabel = judging(similarity_only([0.1]), embedder=BagOfWords())
         judge(mirabel, retrieval([0.9, *BELOW], n=999_999))
 
 
 def test_on_error_open_answers_without_the_defense(make):
     guard = make(found=None, on_error="open")
-    context, verdict = failure(guard)
+    context, verdict = retrieve_without_calibration(guard)
     assert len(context) == K
     assert "no calibration" in verdict.evidence["message"]
 
 
-def test_new_calibration_is_used_without_a_restart(make, learnt):
+def test_new_calibration_is_used_without_a_restart(make, learned):
     guard = make(found=None)
-    assert failure(guard)[0] == []
-    calibration.write_calibration(guard.defenses[0].calibration, "default", learnt)
-    assert len(failure(guard)[0]) == K
+    assert retrieve_without_calibration(guard)[0] == []
+    calibration.write_calibration(guard.defenses[0].calibration, "default", learned)
+    assert len(retrieve_without_calibration(guard)[0]) == K
 
 
-def test_calibration_of_another_tenant_is_not_used(make, learnt):
+def test_calibration_of_another_tenant_is_not_used(make, learned):
     guard = make(found=None)
-    calibration.write_calibration(guard.defenses[0].calibration, "another", learnt)
-    assert "tenant 'default'" in failure(guard)[1].evidence["message"]
+    calibration.write_calibration(guard.defenses[0].calibration, "another", learned)
+    assert "tenant 'default'" in retrieve_without_calibration(guard)[1].evidence["message"]
 
 
-# No trace of membership
+# Contexts independent of membership
 
 
 def test_observe_mode_changes_no_answer(make):
     watched, bare = make(enforce=False), make()
-    for text in [record(3), mild(3), HELD[7].text, decoyed(5), mild(7), record(3), *ordinary(20)]:
+    for text in [
+        record(3),
+        question_about(3),
+        HELD[7].text,
+        decoyed(5),
+        question_about(7),
+        record(3),
+        *benign_questions(20),
+    ]:
         query = Query(text, client="anna", k=K)
         expected = asyncio.run(bare.rag.ask(query))
         seen = asyncio.run(watched.ask(query))
@@ -786,7 +797,7 @@ def test_observe_mode_changes_no_answer(make):
 def test_hidden_documents_are_not_in_the_context_and_events_contain_no_text(make):
     store = Memory()
     guard = make(store=store)
-    for i, text in enumerate([record(3), decoyed(4), *ordinary(10), HELD[9].text, record(3)]):
+    for i, text in enumerate([record(3), decoyed(4), *benign_questions(10), HELD[9].text, record(3)]):
         retrieval, (verdict,) = asyncio.run(guard.retrieve(Query(text, client=f"c{i % 3}", k=K)))
         assert not set(verdict.hidden) & {h.document.id for h in retrieval.hits}
         assert len(retrieval.hits) == K
@@ -794,7 +805,7 @@ def test_hidden_documents_are_not_in_the_context_and_events_contain_no_text(make
     assert not any(word in noted for word in VOCABULARY[:40])
 
 
-class Listed(Index):
+class ListIndex(Index):
     """An exact in-memory index."""
 
     def __init__(self, held, E):
@@ -813,7 +824,7 @@ class Listed(Index):
 
     def without(self, sources):
         kept = [i for i, d in enumerate(self.held) if d.source not in sources]
-        return Listed([self.held[i] for i in kept], self.E[kept])
+        return ListIndex([self.held[i] for i in kept], self.E[kept])
 
 
 EMBEDDER = BagOfWords()
@@ -868,7 +879,7 @@ def unit(held, source):
 
 
 def two_worlds(tmp_path, seed, weights, session, removed=unit):
-    """Yields pairs of contexts, with a document and without its unit, for every withheld document.
+    """Yields pairs of contexts, with and without the unit of a document, for each withheld document.
 
     Args:
         tmp_path: Folder of the calibration.
@@ -878,44 +889,44 @@ def two_worlds(tmp_path, seed, weights, session, removed=unit):
         removed: The sources that are absent in the other world.
 
     Yields:
-        Both contexts, whether the document is withheld in the first one (retrieved or not) and no copy is exposed, and
-        whether it has changed the client's state before.
+        Both contexts; whether the document is withheld in the first one (retrieved or not) and no copy is exposed;
+        whether it has changed the client state before.
     """
     rng = np.random.default_rng(seed)
     held = world(rng)
-    index = Listed(held, EMBEDDER.embed([d.content for d in held]))
+    index = ListIndex(held, EMBEDDER.embed([d.content for d in held]))
     k, significance = int(rng.integers(1, 7)), float(rng.choice([0.02, 0.1, 0.3]))
-    harmless = plain([], weights=weights, documents=len(held), jitter=0.05, doubt=-math.inf)
+    harmless = similarity_only([], weights=weights, documents=len(held), jitter=0.05, doubt=-math.inf)
     scale = (0.15, 0.07, 1.3, 0.5, 0.3, 0.5)  # as on NFCorpus
     path = tmp_path / f"{seed}.json"
     harmless = replace(harmless, scale=scale, benign=(0.0,))
     calibration.write_calibration(path, "default", harmless)
     mirabel = Mirabel(embedder=EMBEDDER, index=index, min_documents=3, calibration=path)
-    law = []
+    benign_scores = []
     for _ in range(60):
         text = " ".join(rng.choice(held[int(rng.integers(len(held)))].text.split(), 4))
         hits = replace(index.search(EMBEDDER.embed([text])[0], 400), exhausted=True)
-        law.append(max(asyncio.run(mirabel.score(Query(text, k=3), hits, harmless)).values()))
-    learnt = replace(harmless, benign=tuple(sorted(law)), doubt=float(np.quantile(law, 0.6)))
-    calibration.write_calibration(path, "default", learnt)
+        benign_scores.append(max(asyncio.run(mirabel.score(Query(text, k=3), hits, harmless)).values()))
+    learned = replace(harmless, benign=tuple(sorted(benign_scores)), doubt=float(np.quantile(benign_scores, 0.6)))
+    calibration.write_calibration(path, "default", learned)
     few = [held[int(i)] for i in rng.integers(len(held), size=4)]
     asked = [("anna", probe(rng, few)) if session else (f"client {i}", probe(rng, held)) for i in range(6)]
-    here = replayed(index, path, asked, k, significance)
-    for source in sorted({s for _, verdict in here for s in verdict.evidence["withheld"]}):
+    with_document = replayed(index, path, asked, k, significance)
+    for source in sorted({s for _, verdict in with_document for s in verdict.evidence["withheld"]}):
         absent = removed(held, source)
         if sum(d.source in absent for d in held) > len(held) * (1 - 1 / MAX_SIZE_RATIO):
-            continue  # no calibration fits both worlds
-        there = replayed(index.without(absent), path, asked, k, significance)
-        traced = barred = False
-        for (_, text), (context, verdict), (other, _) in zip(asked, here, there, strict=True):
+            continue  # no calibration is valid in both worlds
+        without_document = replayed(index.without(absent), path, asked, k, significance)
+        compared = blocked = False
+        for (_, text), (context, verdict), (other, _) in zip(asked, with_document, without_document, strict=True):
             exposed = any(identity.split("#")[0] in absent for identity in context)
             withheld = source in verdict.evidence["withheld"] and not exposed
-            barred |= session and withheld
-            traced |= session and not barred and looked_at(index, text, absent, k)
-            yield context, other, withheld or barred, traced
+            blocked |= session and withheld
+            compared |= session and not blocked and retrieves_any(index, text, absent, k)
+            yield context, other, withheld or blocked, compared
 
 
-def looked_at(index, text, sources, k):
+def retrieves_any(index, text, sources, k):
     """Whether a question or one of its sentences retrieves one of the sources."""
     vectors = EMBEDDER.embed([text, *sentences(text)])
     hits = [h for v in vectors for h in index.search(v, 2 * (k + LOOKAHEAD + 2 * Mirabel.max_hidden_sources)).hits]
@@ -927,8 +938,8 @@ WEIGHTS = st.tuples(*[st.sampled_from([0.0, 0.3, 1.0, 3.0]) for _ in FEATURES])
 
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), WEIGHTS)
-def test_context_equals_that_of_a_collection_without_the_withheld(tmp_path_factory, seed, weights):
-    """Exactly, for any weights except that of depth, which depends on chunks that are not retrieved."""
+def test_context_equals_that_of_a_collection_without_the_withheld_documents(tmp_path_factory, seed, weights):
+    """Exact for any weights except that of depth, which depends on chunks that are not retrieved."""
     weights = (weights[0] + 0.1, weights[1], 0.0, *weights[3:])
     for context, other, withheld, _ in two_worlds(tmp_path_factory.mktemp("worlds"), seed, weights, False):
         assert context == other or not withheld
@@ -936,7 +947,7 @@ def test_context_equals_that_of_a_collection_without_the_withheld(tmp_path_facto
 
 @pytest.mark.parametrize("mutation", ["direct copies only", "the document alone removed"])
 def test_the_equality_fails_without_whole_units(tmp_path, monkeypatch, mutation):
-    """The property above is sensitive: to a relation that is not transitive, and to what the other world lacks."""
+    """Mutations that the property above must detect: a relation that is not transitive, an incomplete removal."""
     removed = unit
     if mutation == "direct copies only":
         monkeypatch.setattr(
@@ -954,15 +965,15 @@ def test_the_equality_fails_without_whole_units(tmp_path, monkeypatch, mutation)
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), WEIGHTS)
 def test_contexts_of_a_session_are_equal_until_the_document_enters_a_comparison(tmp_path_factory, seed, weights):
-    """Comparisons with the document, and contexts that contain it, change the client's state."""
+    """Comparisons with the document, and contexts that contain it, change the client state."""
     weights = (weights[0] + 0.1, weights[1], 0.0, *weights[3:])
-    for context, other, withheld, traced in two_worlds(tmp_path_factory.mktemp("worlds"), seed, weights, True):
-        if withheld and not traced:
+    for context, other, withheld, compared in two_worlds(tmp_path_factory.mktemp("worlds"), seed, weights, True):
+        if withheld and not compared:
             assert context == other
 
 
 @pytest.mark.slow
-def test_depth_in_the_score_changes_hardly_any_context(tmp_path):
+def test_depth_feature_changes_under_2_percent_of_contexts(tmp_path):
     """The similarity statistics include withheld chunks beyond the hits; the effect is mostly negligible."""
     pairs = differing = 0
     rng = np.random.default_rng(3)
@@ -976,11 +987,11 @@ def test_depth_in_the_score_changes_hardly_any_context(tmp_path):
 
 
 def test_context_equality_with_the_sqlite_index(make, tmp_path):
-    """With the document removed from the index, and the same calibration."""
+    """The document is removed from the index; the calibration is the same."""
     for i in (0, 11, 42):
-        here, there = make(), make()
-        asyncio.run(there.remove([f"d{i}"]))
-        for text in (record(i), mild(i), HELD[2 * i].text, decoyed(i, 2), HELD[2 * i + 1].text):
-            context, verdict = ask(here, text)
+        with_document, without_document = make(), make()
+        asyncio.run(without_document.remove([f"d{i}"]))
+        for text in (record(i), question_about(i), HELD[2 * i].text, decoyed(i, 2), HELD[2 * i + 1].text):
+            context, verdict = ask(with_document, text)
             assert f"d{i}" in verdict.evidence["withheld"]
-            assert context == ask(there, text)[0]
+            assert context == ask(without_document, text)[0]

@@ -28,7 +28,7 @@ def tokenizer() -> Any:
     return tokens.read(MODELS / "draft")
 
 
-def test_the_pair_is_small_has_one_tokenizer_and_a_card() -> None:
+def test_model_pair_is_small_and_has_one_tokenizer_and_a_model_card() -> None:
     files = [path for path in MODELS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 16e6
     one, other = (MODELS / size / "tokenizer.json" for size in networks.SHAPES)
@@ -36,7 +36,7 @@ def test_the_pair_is_small_has_one_tokenizer_and_a_card() -> None:
     assert "Apache-2.0" in (MODELS / "MODEL_CARD.md").read_text(encoding="utf-8")
 
 
-def test_the_pair_has_the_shapes_that_the_script_trains(tokenizer: Any) -> None:
+def test_model_pair_has_the_shapes_of_the_training_script(tokenizer: Any) -> None:
     for size in networks.SHAPES:
         config = json.loads((MODELS / size / "config.json").read_text(encoding="utf-8"))
         made = networks.network(size, tokenizer.get_vocab_size(), 0).config.to_dict()
@@ -45,7 +45,7 @@ def test_the_pair_has_the_shapes_that_the_script_trains(tokenizer: Any) -> None:
             assert config[key] == made[key], key
 
 
-def test_answers_are_found_in_the_context() -> None:
+def test_training_answers_are_contained_in_the_context() -> None:
     asker = Asker(Writer(1))
     seen = set()
     for _ in range(400):
@@ -65,26 +65,26 @@ def test_answers_are_found_in_the_context() -> None:
     assert seen == set(KINDS)
 
 
-def test_the_held_out_domain_is_never_trained_on() -> None:
+def test_training_data_never_contains_the_held_out_domain() -> None:
     writer = Writer(5)
     assert not any("vessel" == text.domain for _ in range(300) for text in writer.context())
     assert {text.domain for _ in range(20) for text in Writer(5, held_out=True).context(2, 0.0)} == {"vessel"}
 
 
-def test_the_same_seed_draws_the_same() -> None:
+def test_training_data_is_reproducible_with_the_same_seed() -> None:
     assert drawn(CELLS["yn_3docs"], 5) == drawn(CELLS["yn_3docs"], 5)
 
 
-def test_numbers_are_cut_in_three_digits_from_the_left(tokenizer: Any) -> None:
+def test_tokenizer_splits_numbers_into_three_digits_from_the_left(tokenizer: Any) -> None:
     assert tokenizer.encode("48213 and 7", add_special_tokens=False).tokens[:2] == ["482", "13"]
-    learnt = tokens.trained(contexts=30, vocabulary=1500)
+    learned = tokens.trained(contexts=30, vocabulary=1500)
     text = 'The phone number of Maria is 555-12345. "$99,120" in 1987.'
-    assert learnt.decode(tokens.encoded(learnt, text)) == text
-    assert tokens.encoded(learnt, "48213") == [learnt.token_to_id("482"), learnt.token_to_id("13")]
+    assert learned.decode(tokens.encoded(learned, text)) == text
+    assert tokens.encoded(learned, "48213") == [learned.token_to_id("482"), learned.token_to_id("13")]
 
 
-def test_a_question_sees_its_context_and_itself_only(tokenizer: Any) -> None:
-    """Against reading each question alone: the same logits."""
+def test_question_attends_to_its_context_and_itself_only(tokenizer: Any) -> None:
+    """Compares with the logits of each question alone."""
     model = networks.network("draft", tokenizer.get_vocab_size(), 1).eval()
     rows = Rows(tokenizer, 2)
     row = next(r for r in (rows.row(3, 256) for _ in range(50)) if len(r) > 2)
@@ -104,7 +104,7 @@ def test_a_question_sees_its_context_and_itself_only(tokenizer: Any) -> None:
     assert batch.tokens[0][said].tolist() == row[1].tokens[row[1].given :]
 
 
-def test_heads_begin_by_looking_back(tokenizer: Any) -> None:
+def test_initial_attention_heads_attend_to_previous_tokens(tokenizer: Any) -> None:
     model = networks.network("draft", tokenizer.get_vocab_size(), 1)
     model.set_attn_implementation("eager")
     drawn = torch.randint(3, 3000, (1, 40), generator=torch.Generator().manual_seed(1))
@@ -113,7 +113,7 @@ def test_heads_begin_by_looking_back(tokenizer: Any) -> None:
         assert (first[head, 5:].argmax(1) == torch.arange(5, 40) - back).float().mean() > 0.9
 
 
-def test_a_grown_network_says_what_the_small_one_says(tokenizer: Any) -> None:
+def test_enlarged_network_has_nearly_the_logits_of_the_small_one(tokenizer: Any) -> None:
     from transformers import AutoModelForCausalLM
 
     small = AutoModelForCausalLM.from_pretrained(MODELS / "draft", dtype=torch.float32).eval()
@@ -121,12 +121,12 @@ def test_a_grown_network_says_what_the_small_one_says(tokenizer: Any) -> None:
     given = torch.tensor([tokens.prompt(tokenizer, "[1] The ward of Rosa Brund is C12.", "")[0]])
     with torch.inference_mode():
         one, other = small(given).logits, large(given).logits
-    assert (one - other).abs().max() < 0.3  # the new dimensions weigh a little in the norms
+    assert (one - other).abs().max() < 0.3  # the new dimensions change the norms slightly
     assert (one.argmax(-1) == other.argmax(-1)).float().mean() > 0.95
 
 
-def test_orthogonal_keeps_directions() -> None:
-    """Against the polar factor by singular values."""
+def test_orthogonal_preserves_directions() -> None:
+    """Compares with the polar factor by singular value decomposition."""
     matrix = torch.randn(24, 16, generator=torch.Generator().manual_seed(0))
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
     found = orthogonal(matrix)
@@ -136,7 +136,7 @@ def test_orthogonal_keeps_directions() -> None:
 
 
 @pytest.mark.slow
-def test_a_training_that_broke_off_goes_on_as_if_it_had_not(tokenizer: Any, tmp_path: Path) -> None:
+def test_resumed_training_equals_uninterrupted_training(tokenizer: Any, tmp_path: Path) -> None:
     def begun(file: str) -> Training:
         return Training(networks.network("draft", tokenizer.get_vocab_size(), 3), tokenizer, SMALL, tmp_path / file)
 
@@ -154,7 +154,7 @@ def test_a_training_that_broke_off_goes_on_as_if_it_had_not(tokenizer: Any, tmp_
 
 
 @pytest.mark.slow
-def test_a_network_learns(tokenizer: Any, tmp_path: Path) -> None:
+def test_training_reduces_the_loss(tokenizer: Any, tmp_path: Path) -> None:
     plan = Plan(30, tokens=1200, until=(1.0, 1.0, 1.0), seed=3)
     training = Training(networks.network("draft", tokenizer.get_vocab_size(), 3), tokenizer, plan, tmp_path / "t.pt")
     losses = [training.step() for _ in range(plan.steps)]
@@ -162,7 +162,7 @@ def test_a_network_learns(tokenizer: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_trains_a_pair_that_the_backend_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_backend_loads_a_model_pair_trained_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--folder", str(tmp_path), "--steps", "4", "--tokens", "400", "--contexts", "300"]
     main(["train", *options])
     said = capsys.readouterr().err
@@ -176,12 +176,12 @@ def test_the_command_trains_a_pair_that_the_backend_reads(tmp_path: Path, capsys
 
 
 @pytest.mark.slow
-def test_the_pair_can_do_what_its_card_says() -> None:
+def test_reference_model_reaches_the_accuracy_of_its_model_card() -> None:
     found = evaluated(MODELS / "reference", 20, ["qa_1doc", "mem_3docs", "idk_1doc"])
     assert all(cell["exact"].value >= 0.8 for cell in found.values())
 
 
-def test_an_answer_ends_where_the_network_ends_it(tokenizer: Any) -> None:
+def test_answer_ends_at_the_end_token(tokenizer: Any) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(MODELS / "draft", dtype=torch.float32).eval()
@@ -189,5 +189,5 @@ def test_an_answer_ends_where_the_network_ends_it(tokenizer: Any) -> None:
     assert answers(model, tokenizer, [item, item]) == [item.answer] * 2
 
 
-def test_a_text_is_its_sentences() -> None:
+def test_text_joins_its_sentences() -> None:
     assert Text(["One.", "Two."]).text == "One. Two."

@@ -1,4 +1,4 @@
-"""The alert dispatcher: of several processes, one delivers."""
+"""The alert dispatcher: one of several processes delivers."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def now():
     return datetime.now(UTC)
 
 
-def raised(store, name="a"):
+def raise_test_alert(store, name="a"):
     return raise_alert(store, Alert(name, "changed", Severity.HIGH, "clinic", (name,), now(), f"{name} fails"), now())
 
 
-def leak():
+def leak_event():
     evidence = {"what": "leaked", "form": "url", "generation": 1, "disguise": "plain"}
     body = {"defense": "honeytoken", "flagged": True, "client": "c", "tenant": "t", "request": "r"}
     return Event("v", now(), "verdict", body | {"evidence": evidence})
 
 
-async def until(condition, *work):
-    """Runs work until a condition holds."""
+async def run_until(condition, *work):
+    """Runs coroutines until a condition is true."""
     task, deadline = asyncio.ensure_future(run_concurrently(*work)), time.monotonic() + 60
     while not condition():
         assert not task.done(), task.exception()
@@ -47,9 +47,9 @@ async def until(condition, *work):
     await asyncio.gather(task, return_exceptions=True)
 
 
-def test_due_notifications_are_sent_unless_another_process_holds_the_lease():
+def test_sends_due_notifications_unless_another_process_holds_the_lease():
     store, channel, other = InMemoryEventStore(), FakeChannel(), FakeChannel("other")
-    raised(store)
+    raise_test_alert(store)
     assert asyncio.run(AlertDispatcher(store, [channel]).dispatch_once()) is True
     assert len(channel.received) == 1 and store.leases == {}
     dispatcher = AlertDispatcher(store, [other])
@@ -57,16 +57,16 @@ def test_due_notifications_are_sent_unless_another_process_holds_the_lease():
     assert asyncio.run(dispatcher.dispatch_once()) is False and not other.received
 
 
-def test_missed_alerts_are_opened_also_without_channels():
+def test_opens_missed_alerts_even_without_channels():
     store, channel = InMemoryEventStore(), FakeChannel()
-    store.append(leak())
+    store.append(leak_event())
     assert asyncio.run(AlertDispatcher(store).dispatch_once()) is True
     assert [s.alert.kind for s in open_alerts(store)] == ["honey_leak"]
     asyncio.run(AlertDispatcher(store, [channel]).dispatch_once())
     assert [n.severity for n in channel.received] == ["critical"]
 
 
-def test_it_opens_and_sends_alerts_until_cancelled(tmp_path):
+def test_opens_and_sends_alerts_until_cancelled(tmp_path):
     channel = FakeChannel()
 
     def kinds():
@@ -74,19 +74,19 @@ def test_it_opens_and_sends_alerts_until_cancelled(tmp_path):
 
     with closing(SqlEventStore(path=tmp_path / "e.db")) as store:
 
-        async def story():
-            await until(
+        async def dispatch_two_alerts():
+            await run_until(
                 lambda: kinds() == ["changed"],
                 AlertDispatcher(store, [channel], QUICK).run(),
-                asyncio.to_thread(raised, store),
+                asyncio.to_thread(raise_test_alert, store),
             )
-            await until(
+            await run_until(
                 lambda: "honey_leak" in kinds(),
                 AlertDispatcher(store, [channel], QUICK).run(),
-                _later(store.append, leak()),
+                _later(store.append, leak_event()),
             )
 
-        asyncio.run(story())
+        asyncio.run(dispatch_two_alerts())
         # A delivery that was cancelled before it was recorded is repeated.
         assert kinds() in (["changed", "honey_leak"], ["changed", "changed", "honey_leak"])
 
@@ -96,14 +96,14 @@ async def _later(call, *arguments):
     call(*arguments)
 
 
-def test_of_several_processes_on_a_store_one_sends(tmp_path):
+def test_one_of_several_processes_on_a_store_sends(tmp_path):
     channels = [FakeChannel(), FakeChannel(), FakeChannel()]
     with closing(SqlEventStore(path=tmp_path / "e.db")) as store:
         for name in "abcdefgh":
-            raised(store, name)
+            raise_test_alert(store, name)
         dispatchers = [AlertDispatcher(store, [channel], WatchSettings(lease_s=5, poll_s=0.02)) for channel in channels]
         asyncio.run(
-            until(
+            run_until(
                 lambda: sum(len(channel.received) for channel in channels) >= 8,
                 *(dispatcher.run() for dispatcher in dispatchers),
             )
@@ -111,17 +111,17 @@ def test_of_several_processes_on_a_store_one_sends(tmp_path):
     assert sorted(len(channel.received) for channel in channels) == [0, 0, 8]
 
 
-def test_a_hanging_channel_does_not_delay_others():
+def test_hanging_channel_does_not_delay_others():
     store, channel = InMemoryEventStore(), FakeChannel()
-    raised(store)
+    raise_test_alert(store)
     dispatcher = AlertDispatcher(store, [FakeChannel("deaf", hangs=True), channel], QUICK)
-    asyncio.run(until(lambda: channel.received, dispatcher.run()))
+    asyncio.run(run_until(lambda: channel.received, dispatcher.run()))
     assert store.leases == {}
 
 
-def test_a_failing_store_is_retried(monkeypatch):
+def test_retries_a_failing_store(monkeypatch):
     store, channel = InMemoryEventStore(), FakeChannel()
-    raised(store)
+    raise_test_alert(store)
     scan, failed = store.scan, []
 
     def fails(kind=None, since=None):
@@ -131,7 +131,7 @@ def test_a_failing_store_is_retried(monkeypatch):
         return scan(kind, since)
 
     monkeypatch.setattr(store, "scan", fails)
-    asyncio.run(until(lambda: channel.received, AlertDispatcher(store, [channel], QUICK).run()))
+    asyncio.run(run_until(lambda: channel.received, AlertDispatcher(store, [channel], QUICK).run()))
 
 
 def test_channel_names_must_be_unique():
@@ -140,7 +140,7 @@ def test_channel_names_must_be_unique():
     AlertDispatcher(InMemoryEventStore(), (FakeChannel(), FakeChannel("x" * 500)))
 
 
-def test_the_first_exception_cancels_the_others():
+def test_first_exception_cancels_the_other_tasks():
     ended = []
 
     async def waits():

@@ -61,7 +61,7 @@ def leaked(defense):
 
 
 class TestAlertingEventStore:
-    def test_a_leak_opens_a_critical_alert_at_once(self, store, tmp_path):
+    def test_leak_opens_a_critical_alert_immediately(self, store, tmp_path):
         defense = HoneyToken(keys=tmp_path / "honey.json", store=store)
         secret = leaked(defense)
         began = time.perf_counter()
@@ -71,31 +71,31 @@ class TestAlertingEventStore:
         alert = state.alert
         assert (alert.kind, alert.severity, alert.set) == ("honey_leak", Severity.CRITICAL, "honey")
         assert "api_key" in alert.changes[0] and any("rotate" in a for a in alert.advice)
-        assert not any(secret[8:14] in str(e.body) for e in store.scan("alert"))  # no part of the token
+        assert not any(secret[8:14] in str(e.body) for e in store.scan("alert"))  # contains no part of the token
 
-    def test_leaks_of_one_client_in_an_hour_share_one_alert(self, store, tmp_path):
+    def test_leaks_to_one_client_in_an_hour_share_one_alert(self, store, tmp_path):
         defense = HoneyToken(keys=tmp_path / "honey.json", store=store)
         for _ in range(5):
             answered(defense, leaked(defense))
         assert len(store.scan("verdict")) == 5 and len(open_alerts(store)) == 1
 
-    def test_a_question_with_a_token_opens_an_alert(self, store, tmp_path):
+    def test_question_with_a_token_opens_an_alert(self, store, tmp_path):
         defense = HoneyToken(keys=tmp_path / "honey.json", store=store)
         answered(defense, "It opens nothing.", f"What is {leaked(defense)}?")
         assert [s.alert.kind for s in open_alerts(store)] == ["honey_known"]
 
-    def test_an_ordinary_answer_opens_no_alert(self, store, tmp_path):
+    def test_answer_without_a_token_opens_no_alert(self, store, tmp_path):
         answered(HoneyToken(keys=tmp_path / "honey.json", store=store), "The toll is due on Mondays.")
         assert not open_alerts(store)
 
-    def test_a_quarantined_document_opens_an_alert(self, store):
+    def test_quarantined_document_opens_an_alert(self, store):
         result = ScreeningResult(Document("p", "text"), 5.0, 2.5, ("begins with a question",), ("q", "r"))
         source = Quarantine(store).add([result], "acme")
         (state,) = open_alerts(store)
         assert state.alert.kind == "quarantine" and state.alert.documents == ("p", "q", "r")
         assert source.key[:8] in state.alert.advice[0]
 
-    def test_the_alert_closes_when_the_quarantine_is_empty_and_opens_for_the_next_document(self, store):
+    def test_alert_closes_with_an_empty_quarantine_and_reopens_for_the_next_document(self, store):
         quarantine = Quarantine(store)
         first, second, other = (quarantine.add([suspicious(name)], tenant) for name, tenant in NAMES)
         acknowledge_alert(store, open_alerts(store)[0].alert.id, "ann", NOW)
@@ -103,7 +103,7 @@ class TestAlertingEventStore:
         assert sorted(s.alert.canaries[0] for s in open_alerts(store)) == ["acme", "other"]
         quarantine.approve(second.key)
         (state,) = open_alerts(store)
-        assert state.alert.canaries == ("other",)  # of another tenant
+        assert state.alert.canaries == ("other",)  # the alert of another tenant
         closed = next(s.alert for s in alert_states(store.scan("alert")).values() if s.alert.canaries == ("acme",))
         assert "none is in quarantine" in closed.changes[0]
         quarantine.add([suspicious("late")], "acme")  # in the same hour
@@ -111,11 +111,11 @@ class TestAlertingEventStore:
         assert reopened.alert.documents == ("late",) and not reopened.acknowledged
         close_alert(store, reopened.alert.id, "seen", datetime.now(UTC))
         settle_quarantine_alerts(store, datetime.now(UTC))
-        assert len(open_alerts(store)) == 1  # what an operator closed stays closed until another document comes
+        assert len(open_alerts(store)) == 1  # an alert closed by an operator reopens only for a new document
         quarantine.add([suspicious("later")], "acme")
         assert len(open_alerts(store)) == 2
 
-    def test_the_alert_of_an_hour_counts_the_documents_and_lists_the_most_suspicious_first(self, tmp_path):
+    def test_hourly_alert_counts_documents_and_lists_the_most_suspicious_first(self, tmp_path):
         with contextlib.closing(SqlEventStore(path=tmp_path / "q.db")) as inner, contextlib.ExitStack() as opened:
             store = opened.enter_context(contextlib.closing(AlertingEventStore(Unclosed(inner))))
             quarantine, scores = Quarantine(store), [3.2, *([11.3] * 4), 12.0, *([4.0] * 8)]
@@ -127,7 +127,7 @@ class TestAlertingEventStore:
             assert len(state.alert.documents) == 10 and state.alert.documents[0] == "d5"
             assert "d0" not in state.alert.documents and sources[5].key[:8] in state.alert.advice[0]
             quiet = [e.body["quiet"] for e in inner.scan("alert")]
-            assert quiet == [False, False, False, False, True]  # at 1, 2, 4, 8, and with the last one
+            assert quiet == [False, False, False, False, True]  # at 1, 2, 4, 8 documents, and at the last one
 
 
 class Unclosed(EventStoreProxy):
@@ -161,7 +161,7 @@ OTHER = next(
 
 
 class TestAlertForEvent:
-    def test_three_records_open_an_alert_and_one_does_not(self, tmp_path):
+    def test_retrieval_of_three_honeytokens_opens_an_alert_and_of_one_does_not(self, tmp_path):
         defense = HoneyToken(keys=tmp_path / "honey.json")
         key = HoneytokenKeyFile(defense.keys).load_or_create()
         for records, expected in (([0], None), ([1, 2], "honey_crawl")):
@@ -170,14 +170,14 @@ class TestAlertForEvent:
             assert (alert and alert.kind) == expected
         assert alert.documents == ("h1", "h2") and alert.canaries == ("mallory",)
 
-    def test_a_crawler_opens_an_alert_and_a_limited_client_does_not(self):
+    def test_crawler_opens_an_alert_and_a_limited_client_does_not(self):
         evidence = {"level": "alarmed", "grade": "extracts", "chunks": 12}
         alert = alert_for_event(verdict(evidence, defense="crawl_limit"))
         assert alert.kind == "crawl" and alert.canaries == ("mallory",) and "12 different chunks" in alert.changes[0]
         assert "Client" in render_alert(alert, AlertPhase.OPENED).plain
         assert alert_for_event(verdict(evidence, flagged=False, defense="crawl_limit")) is None
 
-    def test_a_crawler_opens_the_alert_of_its_restricted_tenant_too(self, store):
+    def test_crawler_also_opens_the_alert_of_its_restricted_tenant(self, store):
         events = [verdict({"chunks": n} | RESTRICTED, client=f"c{n}", defense="crawl_limit") for n in range(2)]
         for event in events:
             store.append(event)
@@ -187,7 +187,7 @@ class TestAlertForEvent:
         missed = Memory(events[:1])
         assert MissedAlertScanner(missed).open_missed(NOW) == 2 == len(open_alerts(missed))
 
-    def test_the_alert_of_a_restricted_tenant_gives_its_whole_name(self):
+    def test_alert_of_a_restricted_tenant_contains_its_full_name(self):
         tenant = "north-" * 20
         body = {"defense": "crawl_limit", "flagged": False, "client": "c", "tenant": tenant, "evidence": RESTRICTED}
         alert = alert_for_event(Event("v", NOW, "verdict", body))
@@ -198,7 +198,7 @@ class TestAlertForEvent:
         [verdict(LEAK, flagged=False), verdict(LEAK, defense="mirabel"), verdict({}), verdict({"crawler": False}),
          Event("x", NOW, "honey", {"what": "planted"}), Event("y", NOW, "quarantine", {"what": "released"})],
     )  # fmt: skip
-    def test_other_events_open_none(self, event):
+    def test_other_events_open_no_alert(self, event):
         assert alert_for_event(event) is None
 
     def test_clients_and_hours_have_separate_alerts(self):
@@ -206,7 +206,7 @@ class TestAlertForEvent:
         assert len({alert_for_event(e).id for e in events}) == 3
         assert alert_for_event(verdict(LEAK, at=NOW + timedelta(minutes=9))).id == alert_for_event(verdict(LEAK)).id
 
-    def test_a_thousand_client_names_open_few_alerts(self):
+    def test_number_of_alerts_is_limited_for_a_thousand_client_names(self):
         assert len({alert_for_event(verdict(LEAK, client=f"c{i}")).id for i in range(1000)}) == CLIENT_GROUPS
 
     @pytest.mark.parametrize("evidence", [{"what": "leaked"}, {"what": "known to the asker"}, {"crawler": True}])
@@ -217,7 +217,7 @@ class TestAlertForEvent:
 
 
 class TestMissedAlertScanner:
-    def test_an_alert_that_two_processes_left_in_the_wrong_state_is_corrected(self):
+    def test_corrects_an_alert_left_inconsistent_by_two_processes(self):
         store = Memory()
         quarantine = Quarantine(store)  # records no alerts
         scanner = MissedAlertScanner(store)
@@ -227,10 +227,10 @@ class TestMissedAlertScanner:
         quarantine.approve(source.key)
         assert scanner.open_missed(now) == 0 and not open_alerts(store)
         store.events.insert(0, replace(store.events[0], id="raced", body=store.events[0].body | {"key": "raced"}))
-        MissedAlertScanner(store).open_missed(now)  # a document that was quarantined before the alert closed
+        MissedAlertScanner(store).open_missed(now)  # a document quarantined before the alert closed
         assert len(open_alerts(store)) == 1
 
-    def test_missed_alerts_are_opened_once(self):
+    def test_opens_missed_alerts_once(self):
         store = Memory([verdict(LEAK), verdict(LEAK, client=OTHER), verdict({}, flagged=False)])
         scanner = MissedAlertScanner(store)
         assert scanner.open_missed(NOW) == 2
@@ -239,23 +239,23 @@ class TestMissedAlertScanner:
         store.append(verdict(LEAK, at=NOW + timedelta(hours=1)))
         assert scanner.open_missed(NOW) == 1
 
-    def test_wrapper_and_scanner_open_the_same_alert(self, store):
+    def test_event_store_and_scanner_open_the_same_alert(self, store):
         store.append(verdict(LEAK))
         assert MissedAlertScanner(store).open_missed(NOW) == 0 and len(open_alerts(store)) == 1
 
-    def test_a_closed_alert_stays_closed(self, store):
+    def test_does_not_reopen_a_closed_alert(self, store):
         store.append(verdict(LEAK))
         (state,) = open_alerts(store)
         close_alert(store, state.alert.id, "a test", NOW)
         assert MissedAlertScanner(store).open_missed(NOW) == 0 and not open_alerts(store)
 
-    def test_old_events_are_skipped(self, store):
+    def test_skips_old_events(self, store):
         written = store._store  # bypasses the wrapper
         written.append(verdict(LEAK, at=NOW - timedelta(days=2)))
         written.append(verdict(LEAK, at=NOW - timedelta(hours=2)))
         assert written.flush() and MissedAlertScanner(store).open_missed(NOW) == 1
 
-    def test_events_are_read_again_after_a_failed_write(self, monkeypatch):
+    def test_reads_events_again_after_a_failed_write(self, monkeypatch):
         store = Memory([verdict(LEAK)])
         scanner = MissedAlertScanner(store)
         monkeypatch.setattr(store, "flush", lambda timeout_s=10.0: False)
@@ -287,7 +287,7 @@ store.append(Event("v", datetime.now(UTC), "verdict", body | {"evidence": eviden
 """
 
 
-def test_kill_between_event_and_alert(tmp_path):
+def test_alert_opens_after_a_kill_between_event_and_alert(tmp_path):
     url = f"sqlite:///{tmp_path}/e.db"
     assert subprocess.run([sys.executable, "-c", DIES, url], check=False, timeout=60).returncode == -9
     with contextlib.closing(SqlEventStore(url)) as store:
@@ -296,7 +296,7 @@ def test_kill_between_event_and_alert(tmp_path):
         assert [s.alert.kind for s in open_alerts(store)] == ["honey_leak"]
 
 
-def test_other_methods_are_delegated(store):
+def test_delegates_other_methods(store):
     assert store.flush() and store.scan("verdict") == [] and list(store.latest("verdict", 3)) == []
     assert store.read_since("verdict", 0) == ([], 0) and store.dropped == 0
     assert store.lease("a", "me", 5) and not store.lease("a", "you", 5)

@@ -34,18 +34,18 @@ from casemate.types import Event
 from tests.unit.monitor_stores import InMemoryEventStore
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-LETTERS = {"P": CanaryStatus.PASS, "F": CanaryStatus.FAIL, "E": CanaryStatus.ERROR}
-ONCE = AlarmLimits(max_repeats=0)
+STATUS_OF_LETTER = {"P": CanaryStatus.PASS, "F": CanaryStatus.FAIL, "E": CanaryStatus.ERROR}
+NO_REPEATS = AlarmLimits(max_repeats=0)
 
 
 def watched(n=6, severity=Severity.MEDIUM):
     return WatchedSet("clinic", tuple(WatchedCanary(f"c{i}", severity, FlakeCounts(100, 0)) for i in range(n)))
 
 
-class Story:
+class RunSequence:
     """Consecutive runs with their alerts."""
 
-    def __init__(self, set_=None, limits=ONCE):
+    def __init__(self, set_=None, limits=NO_REPEATS):
         self.set, self.limits = set_ or watched(), limits
         self.state, self.store, self.number, self.history = CusumState(), InMemoryEventStore(), 0, []
 
@@ -58,7 +58,7 @@ class Story:
                 f"c{i}",
                 f"clinic@{at:%Y-%m-%dT%H:%M:%SZ}",
                 at,
-                LETTERS[x],
+                STATUS_OF_LETTER[x],
                 (Deviation("answer_mismatch", f"c{i} says something else"),) if x == "F" else (),
                 documents=() if sources else (documents or {}).get(i, (f"old{i}",)),
                 refused=x == "F",
@@ -85,9 +85,9 @@ class Story:
         return [self.run(word, documents) for word in words]
 
 
-def test_a_failing_canary_has_one_alert_until_it_recovers():
-    story = Story()
-    changes = story.runs(*["P" * 6] * 3, *["FPPPPP"] * 7, *["P" * 6] * 5)
+def test_failing_canary_has_one_alert_until_it_recovers():
+    sequence = RunSequence()
+    changes = sequence.runs(*["P" * 6] * 3, *["FPPPPP"] * 7, *["P" * 6] * 5)
     happened = [(number, phase) for number, found in enumerate(changes) for phase, _ in found]
     assert happened == [(5, AlertPhase.OPENED), (12, AlertPhase.RECOVERED)]
     opened = next(alert for found in changes for _, alert in found)
@@ -99,11 +99,11 @@ def test_a_failing_canary_has_one_alert_until_it_recovers():
     assert "c0: c0 says something else" in opened.changes
 
 
-def test_an_alert_names_changed_documents_and_where_all_are_listed():
+def test_alert_lists_changed_documents_and_the_command_that_lists_all():
     changed = tuple(f"fees{i}.md" for i in range(12))
     first, *others = watched().canaries
-    story = Story(WatchedSet("clinic", (replace(first, changed=changed), *others)))
-    ((_, alert),) = [x for found in story.runs(*["P" * 6] * 3, *["FPPPPP"] * 4) for x in found]
+    sequence = RunSequence(WatchedSet("clinic", (replace(first, changed=changed), *others)))
+    ((_, alert),) = [x for found in sequence.runs(*["P" * 6] * 3, *["FPPPPP"] * 4) for x in found]
     assert alert.changed == changed
     text = render_alert(alert, AlertPhase.OPENED).plain
     assert "Documents that were changed or removed:\n- fees0.md\n" in text
@@ -112,9 +112,9 @@ def test_an_alert_names_changed_documents_and_where_all_are_listed():
     assert drift.changed == tuple(sorted(changed)) and drift.changes[-1].startswith("12 sources were changed")
 
 
-def test_the_severity_of_a_persistent_failure_rises_once():
-    story = Story()
-    changes = story.runs(*["P" * 6] * 3, *["FPPPPP"] * 15)
+def test_severity_of_a_persistent_failure_increases_once():
+    sequence = RunSequence()
+    changes = sequence.runs(*["P" * 6] * 3, *["FPPPPP"] * 15)
     updates = [alert for found in changes for phase, alert in found if phase is AlertPhase.UPDATED]
     assert [a.severity for a in updates] == [Severity.HIGH]
     assert updates[0].changes == (
@@ -125,19 +125,19 @@ def test_the_severity_of_a_persistent_failure_rises_once():
     )
 
 
-def test_canaries_that_fail_together_share_an_alert_of_higher_severity():
-    changes = Story().runs("P" * 6, *["FFFPPP"] * 4)
+def test_simultaneous_failures_share_an_alert_of_higher_severity():
+    changes = RunSequence().runs("P" * 6, *["FFFPPP"] * 4)
     ((phase, alert),) = [x for found in changes for x in found]
     assert phase is AlertPhase.OPENED
     assert set(alert.canaries) == {"c0", "c1", "c2"}
     assert alert.severity.rank > Severity.MEDIUM.rank
 
 
-def test_canaries_that_fail_for_the_same_new_document_share_an_alert():
-    story = Story()
-    story.runs(*["P" * 6] * 3)
-    changes = story.runs(*["FPPPPP"] * 3, documents={0: ("poison", "old0")})
-    changes += story.runs(*["FPPFPP"] * 3, documents={0: ("poison", "old0"), 3: ("old3", "poison")})
+def test_failures_with_the_same_new_document_share_an_alert():
+    sequence = RunSequence()
+    sequence.runs(*["P" * 6] * 3)
+    changes = sequence.runs(*["FPPPPP"] * 3, documents={0: ("poison", "old0")})
+    changes += sequence.runs(*["FPPFPP"] * 3, documents={0: ("poison", "old0"), 3: ("old3", "poison")})
     happened = [x for found in changes for x in found]
     assert [p for p, _ in happened] == [AlertPhase.OPENED, AlertPhase.UPDATED]
     (_, opened), (_, joined) = happened
@@ -146,43 +146,43 @@ def test_canaries_that_fail_for_the_same_new_document_share_an_alert():
     assert joined.canaries == ("c0", "c3")
 
 
-def test_canaries_that_fail_for_another_reason_open_another_alert():
-    story = Story()
-    story.runs(*["P" * 6] * 3)
-    changes = story.runs(*["FPPPPP"] * 4, documents={0: ("poison",)})
-    changes += story.runs(*["FPPFPP"] * 4, documents={0: ("poison",), 3: ("other",)})
+def test_failure_with_another_new_document_opens_another_alert():
+    sequence = RunSequence()
+    sequence.runs(*["P" * 6] * 3)
+    changes = sequence.runs(*["FPPPPP"] * 4, documents={0: ("poison",)})
+    changes += sequence.runs(*["FPPFPP"] * 4, documents={0: ("poison",), 3: ("other",)})
     opened = [alert for found in changes for phase, alert in found if phase is AlertPhase.OPENED]
     assert [a.documents for a in opened] == [("poison",), ("other",)]
-    assert len(open_alerts(story.store, "clinic")) == 2
+    assert len(open_alerts(sequence.store, "clinic")) == 2
 
 
 def test_many_failures_in_one_run_open_one_critical_alert():
-    story = Story(watched(50))
-    changes = story.runs("P" * 50, "F" * 9 + "P" * 41)
+    sequence = RunSequence(watched(50))
+    changes = sequence.runs("P" * 50, "F" * 9 + "P" * 41)
     ((_, alert),) = changes[1]
     assert (alert.kind, alert.severity) == ("many_at_once", Severity.CRITICAL)
     assert len(alert.canaries) == 9
-    assert story.runs(*["F" * 9 + "P" * 41] * 6) == [[]] * 6
+    assert sequence.runs(*["F" * 9 + "P" * 41] * 6) == [[]] * 6
 
 
-def test_an_unreachable_target_opens_one_alert():
-    story = Story()
-    changes = story.runs("P" * 6, "E" * 6, "E" * 6, "E" * 6, "P" * 6)
+def test_unreachable_target_opens_one_alert():
+    sequence = RunSequence()
+    changes = sequence.runs("P" * 6, "E" * 6, "E" * 6, "E" * 6, "P" * 6)
     assert [(i, p, a.kind) for i, f in enumerate(changes) for p, a in f] == [
         (1, AlertPhase.OPENED, "unreachable"),
         (4, AlertPhase.RECOVERED, "unreachable"),
     ]
 
 
-def test_an_unreachable_target_does_not_close_the_alert_of_a_canary():
-    story = Story()
-    story.runs(*["P" * 6] * 3, *["FPPPPP"] * 4)
-    story.runs(*["E" * 6] * 5)
-    assert [s.alert.kind for s in open_alerts(story.store)] == ["changed", "unreachable"]
+def test_unreachable_target_does_not_close_the_alert_of_a_canary():
+    sequence = RunSequence()
+    sequence.runs(*["P" * 6] * 3, *["FPPPPP"] * 4)
+    sequence.runs(*["E" * 6] * 5)
+    assert [s.alert.kind for s in open_alerts(sequence.store)] == ["changed", "unreachable"]
 
 
-def test_the_alert_of_a_blind_canary_recovers_with_an_answer():
-    changes = Story().runs(*["PPPPPE"] * 5, "P" * 6)
+def test_alert_of_a_canary_without_answers_recovers_with_an_answer():
+    changes = RunSequence().runs(*["PPPPPE"] * 5, "P" * 6)
     assert [(p, a.kind, a.canaries) for f in changes for p, a in f] == [
         (AlertPhase.OPENED, "blind", ("c5",)),
         (AlertPhase.RECOVERED, "blind", ("c5",)),
@@ -191,40 +191,40 @@ def test_the_alert_of_a_blind_canary_recovers_with_an_answer():
 
 def test_page_rules_alert_if_configured():
     limits = AlarmLimits(max_repeats=0, page_rules=True)
-    story = Story(watched(20), limits)
-    changes = story.runs("P" * 20, "F" + "P" * 19, *["P" * 20] * 4)
+    sequence = RunSequence(watched(20), limits)
+    changes = sequence.runs("P" * 20, "F" + "P" * 19, *["P" * 20] * 4)
     assert [(p, a.kind) for f in changes for p, a in f] == [
         (AlertPhase.OPENED, "sudden_failure"),
         (AlertPhase.RECOVERED, "sudden_failure"),
     ]
-    changes = story.runs("FFF" + "P" * 17)
+    changes = sequence.runs("FFF" + "P" * 17)
     assert {"failure_rate", "sudden_failure"} <= {a.kind for f in changes for _, a in f}
 
 
-def test_a_canary_removed_from_the_set_does_not_keep_its_alert_open():
-    story = Story()
-    story.runs(*["P" * 6] * 3, *["PPPPPF"] * 4)
-    assert len(open_alerts(story.store)) == 1
-    story.set = watched(5)
-    assert [p for p, _ in story.run("P" * 5)] == [AlertPhase.RECOVERED]
+def test_alert_recovers_if_its_canary_is_removed_from_the_set():
+    sequence = RunSequence()
+    sequence.runs(*["P" * 6] * 3, *["PPPPPF"] * 4)
+    assert len(open_alerts(sequence.store)) == 1
+    sequence.set = watched(5)
+    assert [p for p, _ in sequence.run("P" * 5)] == [AlertPhase.RECOVERED]
 
 
-def test_an_acknowledged_alert_notifies_only_if_its_severity_rises_or_it_recovers():
-    story = Story()
-    story.runs(*["P" * 6] * 3)
-    story.runs(*["FPPPPP"] * 4, documents={0: ("poison",)})
-    (state,) = open_alerts(story.store)
-    acknowledge_alert(story.store, state.alert.id, "ada", NOON + timedelta(days=1))
-    story.runs(*["FFPPPP"] * 4, documents={0: ("poison",), 1: ("poison",)})
-    events = [e for e in story.store.scan("alert") if e.body["phase"] == AlertPhase.UPDATED]
+def test_acknowledged_alert_notifies_only_on_higher_severity_or_recovery():
+    sequence = RunSequence()
+    sequence.runs(*["P" * 6] * 3)
+    sequence.runs(*["FPPPPP"] * 4, documents={0: ("poison",)})
+    (state,) = open_alerts(sequence.store)
+    acknowledge_alert(sequence.store, state.alert.id, "ada", NOON + timedelta(days=1))
+    sequence.runs(*["FFPPPP"] * 4, documents={0: ("poison",), 1: ("poison",)})
+    events = [e for e in sequence.store.scan("alert") if e.body["phase"] == AlertPhase.UPDATED]
     quiet = {e.body["quiet"] for e in events}
     assert events and quiet == {alert_from_event(e).severity.rank <= state.alert.severity.rank for e in events}
-    assert open_alerts(story.store)[0].acknowledged == "ada"
-    story.runs(*["P" * 6] * 9)
-    assert [e.body["quiet"] for e in story.store.scan("alert") if e.body["phase"] == AlertPhase.RECOVERED] == [False]
+    assert open_alerts(sequence.store)[0].acknowledged == "ada"
+    sequence.runs(*["P" * 6] * 9)
+    assert [e.body["quiet"] for e in sequence.store.scan("alert") if e.body["phase"] == AlertPhase.RECOVERED] == [False]
 
 
-def test_acknowledging_an_unknown_alert_lists_the_open_ones():
+def test_error_about_an_unknown_alert_lists_the_open_ones():
     store = InMemoryEventStore()
     with pytest.raises(DataError, match="no open alert has the id 'x'; open alerts: none"):
         acknowledge_alert(store, "x", "ada", NOON)
@@ -248,31 +248,31 @@ def test_raise_alert_opens_an_alert_once():
     assert raise_alert(store, plain_alert(id="leak-4"), NOON)
 
 
-def test_a_finding_about_the_same_document_updates_the_open_alert_once():
-    story = Story()
-    story.runs(*["P" * 6] * 3)
-    story.runs(*["FPPPPP"] * 6, documents={0: ("poison",)})
-    (state,) = open_alerts(story.store)
+def test_finding_about_the_same_document_updates_the_open_alert_once():
+    sequence = RunSequence()
+    sequence.runs(*["P" * 6] * 3)
+    sequence.runs(*["FPPPPP"] * 6, documents={0: ("poison",)})
+    (state,) = open_alerts(sequence.store)
     drift = Alert("drift-1", "drift", Severity.CRITICAL, "clinic", ("canaries",), NOON, "Answers drifted: hub",
                   ("hub: .2",), ("poison", "other"))  # fmt: skip
     for day in range(3):
         later = NOON + timedelta(days=day + 1)
-        assert not raise_alert(story.store, replace(drift, id=f"drift-{day}"), later)
-    (joined,) = open_alerts(story.store)
+        assert not raise_alert(sequence.store, replace(drift, id=f"drift-{day}"), later)
+    (joined,) = open_alerts(sequence.store)
     assert (joined.alert.id, joined.alert.severity, joined.alert.documents) == (
         state.alert.id, Severity.CRITICAL, ("poison", "other"),
     )  # fmt: skip
     assert state.alert.changes and joined.alert.changes == (*state.alert.changes, "Answers drifted: hub", "hub: .2")
     assert len(joined.events) == len(state.events) + 1
-    assert raise_alert(story.store, replace(drift, set="other set"), NOON)  # of another subject
-    assert raise_alert(story.store, replace(drift, id="drift-9", documents=("elsewhere",)), NOON)
+    assert raise_alert(sequence.store, replace(drift, set="other set"), NOON)  # of another set
+    assert raise_alert(sequence.store, replace(drift, id="drift-9", documents=("elsewhere",)), NOON)
 
 
-def test_an_alert_shows_the_answer_before_and_after():
-    """The form and the context of the last passed answer, and of the failed one; no text of either."""
-    story = Story()
-    changes = [story.run("P" * 6) for _ in range(3)]
-    changes += [story.run("FPPPPP", documents={0: ("poison", "old0")}) for _ in range(6)]
+def test_alert_describes_the_answer_before_and_after():
+    """Includes kind and context of the last passed and the failed answer, without their text."""
+    sequence = RunSequence()
+    changes = [sequence.run("P" * 6) for _ in range(3)]
+    changes += [sequence.run("FPPPPP", documents={0: ("poison", "old0")}) for _ in range(6)]
     (opened,) = [alert for found in changes for phase, alert in found if phase is AlertPhase.OPENED]
     text = render_alert(opened, AlertPhase.OPENED).plain
     assert "- c0 before (2026-03-01 14:00 UTC): an answer of 7 words; context: old0" in text
@@ -280,10 +280,10 @@ def test_an_alert_shows_the_answer_before_and_after():
 
 
 @pytest.mark.parametrize("withheld", [(), ("fees.md#1", "fees.md#2")])
-def test_the_advice_names_the_guard_first_if_it_withheld_documents(withheld):
-    story = Story()
-    changes = [story.run("P" * 6) for _ in range(3)]
-    changes += [story.run("FPPPPP", documents={0: ("new.md#1", "old0")}, withheld=withheld) for _ in range(6)]
+def test_advice_lists_the_guard_first_if_it_withheld_documents(withheld):
+    sequence = RunSequence()
+    changes = [sequence.run("P" * 6) for _ in range(3)]
+    changes += [sequence.run("FPPPPP", documents={0: ("new.md#1", "old0")}, withheld=withheld) for _ in range(6)]
     (opened,) = [alert for found in changes for phase, alert in found if phase is AlertPhase.OPENED]
     assert opened.advice[0].startswith("Check the guard first" if withheld else "Check the new documents first")
     assert any(advice.startswith("Check the new documents") for advice in opened.advice)
@@ -291,13 +291,13 @@ def test_the_advice_names_the_guard_first_if_it_withheld_documents(withheld):
 
 
 def test_runs_do_not_change_alerts_of_other_detectors():
-    story = Story()
-    raise_alert(story.store, plain_alert(), NOON)
-    story.runs(*["P" * 6] * 12)
-    assert [s.alert.id for s in open_alerts(story.store)] == ["leak-1"]
+    sequence = RunSequence()
+    raise_alert(sequence.store, plain_alert(), NOON)
+    sequence.runs(*["P" * 6] * 12)
+    assert [s.alert.id for s in open_alerts(sequence.store)] == ["leak-1"]
 
 
-def test_an_event_contains_the_whole_alert():
+def test_event_contains_the_whole_alert():
     alert = plain_alert(canaries=("a", "b"), changes=("x",), documents=("d",), advice=("y",))
     kept = alert_to_event(alert, AlertPhase.OPENED, NOON, "run")
     assert alert_from_event(kept) == alert
@@ -306,7 +306,7 @@ def test_an_event_contains_the_whole_alert():
     )
 
 
-def test_new_documents_are_in_no_pass_and_in_no_baseline():
+def test_new_documents_exclude_those_of_passed_results_and_baselines():
     set_ = WatchedSet(
         "clinic", (WatchedCanary("a", documents=frozenset({"base"})), WatchedCanary("b"), WatchedCanary("c"))
     )
@@ -331,10 +331,10 @@ def test_new_documents_are_in_no_pass_and_in_no_baseline():
     assert found == {"a": ("x", "seen in a failure")}
 
 
-def test_the_text_states_change_start_evidence_documents_and_advice():
-    story = Story()
-    story.runs(*["P" * 6] * 3)
-    ((_, alert),) = [x for f in story.runs(*["FPPPPP"] * 4, documents={0: ("evil.md#1", "old0")}) for x in f]
+def test_text_contains_change_start_evidence_documents_and_advice():
+    sequence = RunSequence()
+    sequence.runs(*["P" * 6] * 3)
+    ((_, alert),) = [x for f in sequence.runs(*["FPPPPP"] * 4, documents={0: ("evil.md#1", "old0")}) for x in f]
     text = render_alert(alert, AlertPhase.OPENED)
     for part in (
         "[medium] clinic: 1 canary fails more often than in the baseline",
@@ -358,7 +358,7 @@ def test_the_text_states_change_start_evidence_documents_and_advice():
 
 
 @given(st.text(max_size=300), st.lists(st.text(max_size=60), max_size=30))
-def test_untrusted_text_cannot_mention_people_or_make_links(title, names):
+def test_untrusted_text_cannot_contain_mentions_or_links(title, names):
     alert = plain_alert(title=title, documents=tuple(names), canaries=tuple(names), changes=(title, *names))
     text = render_alert(alert, AlertPhase.OPENED)
     for shown in (text.plain, text.markdown, text.title):
@@ -369,7 +369,7 @@ def test_untrusted_text_cannot_mention_people_or_make_links(title, names):
     assert len(text.markdown) < 20_000
 
 
-def test_a_summary_lists_each_alert_once():
+def test_summary_lists_each_alert_once():
     alerts = [
         (plain_alert(id=f"a{i % 3}", title=f"t{i % 3}"), AlertPhase.OPENED if i < 3 else AlertPhase.UPDATED)
         for i in range(6)
@@ -380,17 +380,17 @@ def test_a_summary_lists_each_alert_once():
     assert "updated: [critical] t0" in text.plain
 
 
-def test_severities_are_in_order():
+def test_severities_are_ordered():
     order = [Severity.LOW, Severity.MEDIUM, Severity.HIGH, Severity.CRITICAL]
     assert [severity.rank for severity in order] == [0, 1, 2, 3]
 
 
-def test_new_sources_are_named_for_targets_without_document_ids():
-    """An external target names sources only; the poisoned page is the one cause of two alarms."""
-    story, page = Story(), "https://example.org/poison"
-    changes = [story.run("P" * 6, sources={9: ()}) for _ in range(3)]
-    changes += [story.run("FPPPPP", sources={0: (page, "https://example.org/old0")}) for _ in range(4)]
-    changes += [story.run("FFPPPP", sources={0: (page,), 1: (page,)}) for _ in range(4)]
+def test_alert_lists_new_sources_of_targets_without_document_ids():
+    """An external target reports sources only; one poisoned page causes both alarms."""
+    sequence, page = RunSequence(), "https://example.org/poison"
+    changes = [sequence.run("P" * 6, sources={9: ()}) for _ in range(3)]
+    changes += [sequence.run("FPPPPP", sources={0: (page, "https://example.org/old0")}) for _ in range(4)]
+    changes += [sequence.run("FFPPPP", sources={0: (page,), 1: (page,)}) for _ in range(4)]
     opened = [alert for found in changes for phase, alert in found if phase is AlertPhase.OPENED]
     last = [alert for found in changes for _, alert in found][-1]
     assert [a.sources for a in opened] == [(page,)] and last.canaries == ("c0", "c1")
@@ -399,13 +399,13 @@ def test_new_sources_are_named_for_targets_without_document_ids():
     assert "Check the new documents first" in text and "New documents in the answers" not in text
 
 
-def test_advice_fits_the_target():
-    """Only the own system has an index to correct, and answers 'casemate ask'."""
+def test_advice_depends_on_the_kind_of_target():
+    """'casemate ask' and corrections of the index apply to the local system only."""
     page = "https://example.org/evil"
     for external in (False, True):
-        story = Story(replace(watched(), external=external))
-        changes = [story.run("P" * 6, sources={9: ()}) for _ in range(3)]
-        changes += [story.run("FPPPPP", sources={0: (page,)}) for _ in range(6)]
+        sequence = RunSequence(replace(watched(), external=external))
+        changes = [sequence.run("P" * 6, sources={9: ()}) for _ in range(3)]
+        changes += [sequence.run("FPPPPP", sources={0: (page,)}) for _ in range(6)]
         advice = " ".join(line for found in changes for _, alert in found for line in alert.advice)
         assert ("casemate ask" in advice) is not external
         assert ("from the target" in advice) is external
@@ -419,7 +419,7 @@ def test_quarantined_documents_are_not_described_as_new_in_the_answers():
     assert "new in" not in text.lower() and "baseline" not in text
 
 
-def test_a_honeytoken_alert_names_the_client_and_its_key():
+def test_honeytoken_alert_contains_the_client_and_its_key():
     body = {"defense": "honeytoken", "flagged": True, "client": "ab12/kim", "evidence": {"what": "leaked"}}
     (alert,) = alerts_for_event(Event("h", NOON, "verdict", body))
     assert "Client:\n- ab12/kim\n" in render_alert(alert, AlertPhase.OPENED).plain
@@ -427,7 +427,7 @@ def test_a_honeytoken_alert_names_the_client_and_its_key():
     assert "Client:\n- clinic (ab12/kim)\n" in text and "Canaries" not in text
 
 
-def test_an_older_alert_without_sources_is_read():
+def test_reads_an_older_alert_without_sources():
     event = alert_to_event(
         Alert("leak-1", "changed", Severity.HIGH, "clinic", (), NOON, "title"), AlertPhase.OPENED, NOON, "x"
     )
@@ -435,19 +435,19 @@ def test_an_older_alert_without_sources_is_read():
     assert alert_from_event(replace(event, body=body)).sources == ()
 
 
-def test_the_probability_of_many_failures_is_capped():
-    (found,) = [a for found in Story(watched(30)).runs("P" * 30, "F" * 30) for _, a in found]
+def test_text_limits_the_precision_of_small_probabilities():
+    (found,) = [a for found in RunSequence(watched(30)).runs("P" * 30, "F" * 30) for _, a in found]
     assert found.kind == "many_at_once"
     assert "by chance less than one in a million runs has as many (alarm from one in " in found.changes[0]
 
 
-def test_decay_of_all_canaries_and_a_growing_outage_have_one_alert_each():
-    story, rng = Story(watched(50)), np.random.default_rng(3)
+def test_gradual_decay_opens_one_alert_for_decay_and_one_for_many_failures():
+    sequence, rng = RunSequence(watched(50)), np.random.default_rng(3)
     changes = [
-        story.run("".join("F" if x < rate else "P" for x in rng.random(50)))
+        sequence.run("".join("F" if x < rate else "P" for x in rng.random(50)))
         for rate in [0.01] * 10 + [0.08] * 12 + [0.0] * 60
     ]
     opened = [alert.kind for found in changes for phase, alert in found if phase is AlertPhase.OPENED]
     assert sorted(opened) == ["decay", "many_at_once"]
     ended = [alert.kind for found in changes for phase, alert in found if phase is AlertPhase.RECOVERED]
-    assert sorted(ended) == ["decay", "many_at_once"] and not open_alerts(story.store)
+    assert sorted(ended) == ["decay", "many_at_once"] and not open_alerts(sequence.store)

@@ -65,16 +65,16 @@ def first_alarm(windows, reference, paired, **options):
     return None, []
 
 
-def changing(make, change, seed=0, reference=10, windows=12):
-    """Usual windows, then changed ones."""
+def windows_with_change(make, change, seed=0, reference=10, windows=12):
+    """Unchanged windows, then changed ones."""
     rng = np.random.default_rng(seed)
     return [make(rng) for _ in range(reference)] + [make(rng, **change) for _ in range(windows)]
 
 
 class TestFalseAlarms:
     @pytest.mark.slow
-    def test_are_within_the_budget(self):
-        """At a budget of 20 windows, 60 sequences of 20 windows may have 60 first alarms at most; seeded simulation."""
+    def test_number_of_first_alarms_is_within_the_budget(self):
+        """Seeded simulation: at one alarm in 20 windows, 60 sequences of 20 windows may have 60 first alarms."""
         alarms = 0
         for seed in range(60):
             rng = np.random.default_rng([seed, 1])
@@ -108,44 +108,44 @@ class TestFalseAlarms:
 
 class TestPower:
     def test_detects_refusals_caused_by_a_jamming_attack(self):
-        windows = changing(traffic, {"refused": 0.3}, windows=5)
+        windows = windows_with_change(traffic, {"refused": 0.3}, windows=5)
         assert first_alarm(windows, 10, paired=False)[1] == [REFUSALS]
 
-    def test_detects_and_names_the_hub_of_a_backdoor(self):
-        windows = changing(traffic, {"hub": 0.15}, windows=3)
+    def test_detects_and_reports_the_hub_of_a_backdoor(self):
+        windows = windows_with_change(traffic, {"hub": 0.15}, windows=3)
         readings = detect_drift(windows, 10, paired=False)
         alarmed = next(r for w in readings for r in w if r.alarm)
         assert (alarmed.signal, alarmed.documents) == (HUB, ("poison",))
         assert alarmed.value > 0.05
         assert alarmed.reference < 0.02
 
-    def test_a_common_document_is_no_hub(self):
-        assert first_alarm(changing(traffic, {}), 10, paired=False) == (None, [])
+    def test_common_document_does_not_alarm(self):
+        assert first_alarm(windows_with_change(traffic, {}), 10, paired=False) == (None, [])
 
     def test_detects_shorter_answers(self):
-        assert first_alarm(changing(traffic, {"length": 3.0}, windows=3), 10, paired=False)[1] == [LENGTH]
+        assert first_alarm(windows_with_change(traffic, {"length": 3.0}, windows=3), 10, paired=False)[1] == [LENGTH]
 
     @pytest.mark.slow
     def test_detects_flagged_questions(self):
-        assert first_alarm(changing(traffic, {"flagged": 0.25}), 10, paired=False)[1] == [FLAGGED]
+        assert first_alarm(windows_with_change(traffic, {"flagged": 0.25}), 10, paired=False)[1] == [FLAGGED]
 
     @pytest.mark.slow
-    def test_a_slow_drift_adds_up(self):
+    def test_detects_a_slow_drift_by_accumulated_evidence(self):
         rng = np.random.default_rng(5)
         windows = [traffic(rng) for _ in range(10)] + [traffic(rng, refused=0.08 + 0.015 * i) for i in range(25)]
         number, alarms = first_alarm(windows, 10, paired=False)
         assert alarms == [REFUSALS]
         readings = detect_drift(windows[: 10 + number], 10, paired=False)
-        assert max(r.p for r in readings[-1] if r.signal == REFUSALS) > 1 / 6000  # no single window suffices
+        assert max(r.p for r in readings[-1] if r.signal == REFUSALS) > 1 / 6000  # no single window is significant
 
     @pytest.mark.slow
     def test_paired_comparison_detects_a_few_refused_canaries(self):
-        windows = changing(canaries, {"refused": range(5)}, reference=20, windows=3)
+        windows = windows_with_change(canaries, {"refused": range(5)}, reference=20, windows=3)
         assert first_alarm(windows, 20, paired=True)[1] == [REFUSALS]
 
     @pytest.mark.slow
     def test_detects_changed_contexts_of_canaries(self):
-        windows = changing(canaries, {"other": range(6)}, reference=20, windows=3)
+        windows = windows_with_change(canaries, {"other": range(6)}, reference=20, windows=3)
         assert {OVERLAP, HUB} & set(first_alarm(windows, 20, paired=True)[1])
 
     def test_detects_few_sources(self):
@@ -157,20 +157,20 @@ class TestPower:
                 for o in found
             ]
 
-        windows = changing(narrow, {"few": True}, windows=4)
+        windows = windows_with_change(narrow, {"few": True}, windows=4)
         assert first_alarm(windows, 10, paired=False)[1] == [CONCENTRATION]
 
 
 class TestReadings:
-    def test_unknown_signals_have_no_reading(self):
+    def test_missing_signals_have_no_reading(self):
         rng = np.random.default_rng(0)
         windows = [[Observation(o.question, AT, flagged=o.flagged) for o in traffic(rng, 20)] for _ in range(6)]
         assert [[r.signal for r in w] for w in detect_drift(windows, 3, paired=False)] == [[FLAGGED]] * 3
 
-    def test_values(self):
-        quiet = [Observation(f"q{i}", AT, False, 9, ("a", "b"), ("s", "t")) for i in range(10)]
-        loud = [Observation(f"q{i}", AT, i < 4, 19, ("a", "x"), ("s", "s")) for i in range(10)]
-        (readings,) = detect_drift([quiet, quiet, quiet, loud], 3, paired=True)
+    def test_values_equal_manual_calculations(self):
+        answering = [Observation(f"q{i}", AT, False, 9, ("a", "b"), ("s", "t")) for i in range(10)]
+        refusing = [Observation(f"q{i}", AT, i < 4, 19, ("a", "x"), ("s", "s")) for i in range(10)]
+        (readings,) = detect_drift([answering, answering, answering, refusing], 3, paired=True)
         values = {r.signal: (round(r.value, 4), round(r.reference, 4)) for r in readings}
         assert values[REFUSALS] == (0.4, 0.0)
         assert values[LENGTH] == (round(np.log(20), 4), round(np.log(10), 4))
@@ -180,8 +180,8 @@ class TestReadings:
         assert next(r for r in readings if r.signal == HUB).documents == ("x",)
 
     @pytest.mark.slow
-    def test_after_an_alarm_the_signal_restarts_and_the_window_does_not_join_the_reference(self):
-        windows = changing(traffic, {"refused": 0.4}, windows=30)
+    def test_alarm_resets_the_evidence_and_excludes_the_window_from_the_reference(self):
+        windows = windows_with_change(traffic, {"refused": 0.4}, windows=30)
         readings = [next(r for r in w if r.signal == REFUSALS) for w in detect_drift(windows, 10, paired=False)]
         alarms = [i for i, r in enumerate(readings) if r.alarm]
         assert len(alarms) >= 2
@@ -189,20 +189,20 @@ class TestReadings:
         assert readings[-1].reference < 0.3
 
     def test_readings_are_reproducible(self):
-        windows = changing(traffic, {}, windows=3)
+        windows = windows_with_change(traffic, {}, windows=3)
         assert detect_drift(windows, 10, paired=False, seed=1) == detect_drift(windows, 10, paired=False, seed=1)
 
 
 class TestPermutations:
     @given(st.lists(st.integers(0, 5), min_size=4, max_size=8), st.integers(1, 3))
-    def test_the_p_value_is_the_share_of_permutations(self, values, size):
+    def test_p_value_is_the_share_of_permutations(self, values, size):
         v = np.array(values, float)
         limit = v[:size].mean()
         exact = np.mean([v[list(c)].mean() >= limit - 1e-12 for c in combinations(range(len(v)), size)])
         p = module._permutation_p(
             lambda c: v[c].mean(axis=1), np.arange(size)[None], np.zeros(len(v), np.int64), np.random.default_rng(0)
         )
-        assert p == pytest.approx(exact, rel=1.0, abs=0.02)  # imprecise for large p, where sampling stops early
+        assert p == pytest.approx(exact, rel=1.0, abs=0.02)  # imprecise for large p: sampling stops early
         assert p > 0
 
     def test_permutations_respect_strata(self):
@@ -216,7 +216,7 @@ class TestPermutations:
         module._permutation_p(statistic, np.array([[0, 1, 2]]), strata, np.random.default_rng(0))
         assert all((np.sort(rows, axis=1) == [0, 1, 2]).all() for rows in seen)
 
-    def test_an_extreme_window_has_the_smallest_p_value(self):
+    def test_extreme_window_has_the_smallest_p_value(self):
         v = np.r_[np.ones(5), np.zeros(60)]
         p = module._permutation_p(
             lambda c: v[c].sum(axis=1), np.arange(5)[None], np.zeros(65, int), np.random.default_rng(0)
@@ -229,7 +229,7 @@ class TestObservations:
         body = {"request": request, "client": client, "flagged": flagged, "defense": "mirabel"}
         return Event(f"{request}-{flagged}", AT, "verdict", body)
 
-    def test_canaries_and_traffic_are_separated(self):
+    def test_separates_canaries_from_traffic(self):
         kept = CanaryResult("c", "r", AT, CanaryStatus.PASS, documents=("a",), sources=("s",), refused=True, words=4)
         broken = CanaryResult("d", "r", AT, CanaryStatus.ERROR, error="late")
         again = CanaryResult("c", "r~1", AT, CanaryStatus.PASS)
@@ -250,7 +250,7 @@ class TestObservations:
         passing = observations_of_verdicts(events, ("canary", "shadow"))
         assert [(o.question, o.flagged, o.refused) for o in passing] == [("q1", True, None), ("q2", False, None)]
 
-    def test_windows_by_time(self):
+    def test_groups_observations_by_time(self):
         found = [Observation(str(h), AT + timedelta(hours=h)) for h in (30, 0, 5, 23, 100)]
         assert [[o.question for o in w] for w in windows_by_time(found, 86400)] == [["0", "5", "23"], ["30"], ["100"]]
         assert windows_by_time([], 60) == []

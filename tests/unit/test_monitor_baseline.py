@@ -58,7 +58,7 @@ def result(canary, number=0, status=CanaryStatus.PASS, **fields):
 
 
 def runs(count=20, **changed):
-    """Runs in which all canaries pass, except those given: functions of the number of the run."""
+    """Runs in which all canaries pass, except the given ones: functions from run number to result."""
     return [
         CanaryRun(f"r{n}", tuple(changed.get(c.id, lambda n, c=c: result(c.id, n))(n) for c in SET.canaries))
         for n in range(count)
@@ -81,32 +81,32 @@ def store(request, tmp_path):
 
 class TestRecord:
     def test_counts_runs_with_a_verdict(self):
-        def shaky(n):
+        def partly_failing(n):
             return result("fee", n, CanaryStatus.FAIL if n < 3 else CanaryStatus.ERROR if n < 5 else CanaryStatus.PASS)
 
-        measured = recorded(fee=shaky).canaries["fee"]
+        measured = recorded(fee=partly_failing).canaries["fee"]
         assert (measured.asked, measured.failed, measured.errors) == (18, 3, 2)
         assert measured.flakes == FlakeCounts(18, 3, 3, 2)
 
-    def test_repetitions_measure_the_echo_and_nothing_else(self):
+    def test_repetitions_count_only_as_repeat_failures(self):
         again = [result("fee", 0, CanaryStatus.FAIL), result("fee", 1), result("fee", 2, CanaryStatus.ERROR)]
         failing = runs(fee=lambda n: result("fee", n, CanaryStatus.FAIL if n < 3 else CanaryStatus.PASS))
         measured = record_baseline(failing, SET, at=AT, repeats=again).canaries["fee"]
         assert measured.flakes == FlakeCounts(20, 3, 3, 2, 2, 1)
 
-    def test_contexts_and_answers_are_those_of_passed_runs(self):
-        def sometimes(n):
+    def test_records_contexts_and_answers_of_passed_runs(self):
+        def partly_failing_answer(n):
             if n < 2:
                 return result("fee", n, CanaryStatus.FAIL, documents=("poison", "fees#1"), text="It is 90.")
             return result("fee", n, documents=("fees#1", f"x{n % 2}"), text="25" if n < 5 else "It is 25.", words=n)
 
-        measured = recorded(fee=sometimes).canaries["fee"]
+        measured = recorded(fee=partly_failing_answer).canaries["fee"]
         assert measured.documents == ("fees#1", "x0", "x1")
         assert measured.answers == 2
         assert measured.digest == recorded().canaries["fee"].digest
         assert measured.words == (2, 19)
 
-    def test_the_cosine_is_that_of_the_expected_document(self):
+    def test_records_the_minimum_cosine_of_the_expected_document(self):
         def found(n):
             return result("fee", n, documents=("other", "fees#1"), scores=(0.9, 0.5 + n / 100))
 
@@ -116,20 +116,20 @@ class TestRecord:
         measured = recorded(fee=found, bridge=bridge).canaries
         assert measured["fee"].cosine == 0.5
         assert measured["bridge"].cosine == 0.3
-        assert measured["hours"].cosine == 0.8  # nothing is expected: the best found
+        assert measured["hours"].cosine == 0.8  # without an expected document: the best hit
         assert recorded(hours=lambda n: result("hours", n, scores=())).canaries["hours"].cosine is None
 
-    def test_answers_that_are_not_stored_have_no_digest(self):
+    def test_answers_without_stored_text_have_no_digest(self):
         assert recorded(fee=lambda n: result("fee", n, text="")).canaries["fee"].digest == ""
 
-    def test_canaries_that_never_pass_are_refused_by_id(self):
+    def test_error_lists_canaries_that_never_passed(self):
         with pytest.raises(DataError, match="2 of 3 canaries never passed in 20 runs: fee, hours;"):
             recorded(
                 fee=lambda n: result("fee", n, CanaryStatus.FAIL),
                 hours=lambda n: result("hours", n, CanaryStatus.ERROR),
             )
 
-    def test_force_records_them_except_those_without_a_verdict(self):
+    def test_force_records_failing_canaries_except_those_without_a_verdict(self):
         found = recorded(
             force=True,
             fee=lambda n: result("fee", n, CanaryStatus.FAIL),
@@ -139,7 +139,7 @@ class TestRecord:
         assert found.canaries["fee"].documents == ()
         assert [c.id for c in SET.canaries if found.of(c) is None] == ["hours"]
 
-    def test_the_id_depends_on_the_content(self):
+    def test_id_depends_on_the_content(self):
         assert recorded().id == recorded().id
         assert recorded().id != recorded(at=AT + timedelta(seconds=1)).id
         assert (
@@ -148,7 +148,7 @@ class TestRecord:
 
 
 class TestAcceptance:
-    def test_a_recorded_baseline_has_no_effect_until_accepted(self, store):
+    def test_recorded_baseline_has_no_effect_until_accepted(self, store):
         found = recorded()
         propose_baseline(store, found)
         assert load_baseline(store, SET) is None
@@ -156,7 +156,7 @@ class TestAcceptance:
         assert accept_baseline(store, SET, found.id[:6], "ann", AT) == found
         assert load_baseline(store, SET) == found
 
-    def test_another_recording_changes_nothing(self, store):
+    def test_another_recording_does_not_change_the_accepted_baseline(self, store):
         first = recorded()
         poisoned = recorded(AT + timedelta(days=1), fee=lambda n: result("fee", n, documents=("fees#1", "poison")))
         propose_baseline(store, first)
@@ -168,7 +168,7 @@ class TestAcceptance:
             "fee: no longer in its context: fees#2",
         ]
 
-    def test_an_older_one_can_be_accepted_again(self, store):
+    def test_older_baseline_can_be_accepted_again(self, store):
         one, two = recorded(), recorded(AT + timedelta(days=1))
         for n, found in enumerate((one, two)):
             propose_baseline(store, found)
@@ -177,7 +177,7 @@ class TestAcceptance:
         accept_baseline(store, SET, one.id, "bob", AT + timedelta(days=2))
         assert load_baseline(store, SET) == one
 
-    def test_unknown_ambiguous_and_foreign_ids_are_refused(self, store):
+    def test_rejects_unknown_and_ambiguous_ids_and_those_of_another_set(self, store):
         propose_baseline(store, recorded())
         propose_baseline(store, recorded(AT + timedelta(days=1)))
         for name in ("", "zz"):
@@ -189,17 +189,17 @@ class TestAcceptance:
             accept_baseline(store, other, recorded().id, "ann", AT)
         assert load_baseline(store, other) is None
 
-    def test_an_unconfirmed_write_is_an_error(self):
-        class Full(InMemoryEventStore):
+    def test_unconfirmed_write_is_an_error(self):
+        class FailingFlush(InMemoryEventStore):
             def flush(self, timeout_s=10.0):
                 return False
 
         with pytest.raises(BackendError):
-            propose_baseline(Full(), recorded())
+            propose_baseline(FailingFlush(), recorded())
 
 
 class TestChanges:
-    def test_all_kinds_of_changes(self):
+    def test_reports_all_kinds_of_changes(self):
         new = recorded(
             fee=lambda n: result(
                 "fee",
@@ -219,18 +219,18 @@ class TestChanges:
             "fee: cosine of its best document 0.700; before: 0.800",
         ]
 
-    def test_no_changes_and_the_first_baseline(self):
+    def test_reports_no_changes_and_a_first_baseline(self):
         assert baseline_changes(recorded(), recorded(AT + timedelta(days=1))) == []
         assert baseline_changes(None, recorded()) == ["first baseline, of 3 canaries"]
 
-    def test_as_few_failures_in_fewer_runs_are_no_change(self):
+    def test_lower_number_of_runs_is_not_a_change(self):
         runs = [CanaryRun(f"r{n}", tuple(result(c.id, n) for c in SET.canaries)) for n in range(2)]
         short = record_baseline(runs, SET, at=AT)
         assert baseline_changes(recorded(), short) == [] and unchanged_canaries(recorded(), short) == 3
         poisoned = recorded(fee=lambda n: result("fee", n, documents=("fees#1", "poison")))
         assert unchanged_canaries(recorded(), poisoned) == 2
 
-    def test_added_removed_and_edited_canaries(self):
+    def test_reports_added_removed_and_edited_canaries(self):
         edited = CanarySet(
             "clinic",
             (SET.canaries[0].model_copy(update={"expected_answer": "30"}), replace_id(SET.canaries[1], "open")),
@@ -240,7 +240,7 @@ class TestChanges:
         assert changes[:2] == ["hours: no longer measured", "bridge: no longer measured"]
         assert {"fee: edited since the old baseline", "open: newly measured"} < set(changes)
 
-    def test_no_text_of_an_answer_is_reported_or_stored(self, store):
+    def test_neither_reports_nor_stores_text_of_answers(self, store):
         secret = "The vault opens at midnight."
         found = recorded(fee=lambda n: result("fee", n, text=secret))
         propose_baseline(store, found)
@@ -252,7 +252,7 @@ def replace_id(canary, name):
 
 
 class TestEditedCanaries:
-    def test_new_and_edited_canaries_have_no_baseline_and_the_others_keep_theirs(self):
+    def test_only_new_and_edited_canaries_have_no_baseline(self):
         found = recorded()
         edited = CanarySet(
             "clinic",
@@ -287,7 +287,7 @@ class TestWatchedSet:
 class TestUpdates:
     digests = {"fees.md": "v1", "bridge.md": "v1", "other.md": "v1"}
 
-    def test_a_canary_whose_source_the_operator_changed_is_outdated(self, store):
+    def test_canary_is_outdated_if_the_operator_changed_its_source(self, store):
         found = recorded(digests=self.digests)
         assert found.canaries["fee"].sources == {"fees.md": "v1"}
         assert found.canaries["bridge"].sources == {"bridge.md": "v1"}
@@ -296,16 +296,16 @@ class TestUpdates:
         now = {"bridge.md": "v1", "other.md": "v2"}
         assert outdated_canaries(found, now, updated_sources(store, "default", AT)) == {"fee": ("fees.md",)}
 
-    def test_changed_sources_are_named_with_and_without_a_record(self):
+    def test_reports_changed_sources_with_and_without_an_update_record(self):
         found = recorded(digests=self.digests)
         assert changed_sources(found, self.digests, ()) == {}
         assert changed_sources(found, {"fees.md": "evil"}, ()) == {"fee": ("fees.md",), "bridge": ("bridge.md",)}
         assert found.canaries["fee"].documents == ("fees#1", "fees#2")
-        assert changed_sources(found, self.digests, {"fees", "other.md"})["fee"] == ("fees",)  # of its context
+        assert changed_sources(found, self.digests, {"fees", "other.md"})["fee"] == ("fees",)  # a source of its context
         (fee, *_) = watched_set(SET, found, outdated={"fee"}, changed={"fee": ("fees.md",)}).canaries
         assert fee.outdated and fee.changed == ("fees.md",)
 
-    def test_a_source_changed_without_a_record_makes_no_canary_outdated(self, store):
+    def test_canary_is_not_outdated_if_its_source_changed_without_an_update_record(self, store):
         found = recorded(digests=self.digests)
         assert outdated_canaries(found, {"fees.md": "evil"}, updated_sources(store, "default", AT)) == {}
         record_source_updates(store, "default", ["bridge.md"], AT + timedelta(hours=1))
@@ -313,17 +313,17 @@ class TestUpdates:
             "bridge": ("bridge.md",)
         }
 
-    def test_a_source_indexed_again_unchanged_makes_no_canary_outdated(self, store):
+    def test_canary_is_not_outdated_if_its_source_was_reindexed_unchanged(self, store):
         record_source_updates(store, "default", ["fees.md"], AT + timedelta(hours=1))
         found = recorded(digests=self.digests)
         assert outdated_canaries(found, self.digests, updated_sources(store, "default", AT)) == {}
 
-    def test_updates_of_other_tenants_and_earlier_ones_are_ignored(self, store):
+    def test_ignores_earlier_updates_and_those_of_other_tenants(self, store):
         record_source_updates(store, "south", ["fees.md"], AT + timedelta(hours=1))
         record_source_updates(store, "default", ["fees.md"], AT - timedelta(hours=1))
         assert updated_sources(store, "default", AT) == frozenset()
 
-    def test_a_long_list_is_stored_in_batches(self, store, monkeypatch):
+    def test_stores_a_long_list_in_batches(self, store, monkeypatch):
         monkeypatch.setattr(module, "SOURCES_PER_EVENT", 3)
         names = [f"s{i}" for i in range(10)]
         record_source_updates(store, "default", names, AT)
@@ -332,7 +332,7 @@ class TestUpdates:
         record_source_updates(store, "default", [], AT)
         assert len(store.scan("corpus-update")) == 4
 
-    def test_an_outdated_canary_does_not_alarm_but_one_with_a_deleted_document_does(self):
+    def test_failing_canary_alarms_unless_it_is_outdated(self):
         found = recorded(digests=self.digests)
         for outdated, expected in (((), ("fee",)), (("fee",), ())):
             watched, state, alarmed = watched_set(SET, found, outdated=outdated), CusumState(), []

@@ -81,15 +81,15 @@ PAGE = [
 """The examples of the wiki page "Canary Queries", unchanged."""
 
 
-def faults(text, **options):
+def set_errors(text, **options):
     """Error messages of an invalid set, one per line."""
     with pytest.raises(DataError) as caught:
         parse_canaries(text, "c.yaml", **options)
     return str(caught.value).splitlines()
 
 
-def one(extra, head="- id: a\n  query: Why?\n"):
-    return faults(head + "".join(f"  {row}\n" for row in extra.splitlines()))
+def canary_errors(extra, head="- id: a\n  query: Why?\n"):
+    return set_errors(head + "".join(f"  {row}\n" for row in extra.splitlines()))
 
 
 class TestWikiExamples:
@@ -144,7 +144,7 @@ def test_scalars_keep_their_text():
 
 
 class TestErrors:
-    def test_all_are_reported_with_their_lines(self):
+    def test_reports_all_errors_with_their_lines(self):
         text = """\
 canaries:
 - id: a
@@ -162,7 +162,7 @@ canaries:
   - [y]
 - just a text
 """
-        assert faults(text) == [
+        assert set_errors(text) == [
             "c.yaml:4: canary 'a': unknown key 'expected_answr'; did you mean 'expected_answer'?",
             "c.yaml:6: canary 'b': query is ['Why', 'not']: input should be a valid string",
             "c.yaml:7: canary 'b': min_cosine is '1.5': input should be less than or equal to 1",
@@ -191,8 +191,8 @@ canaries:
             ("x" * 5_000_001, "c.yaml has 5,000,001 characters; at most 5,000,000 are allowed"),
         ],
     )
-    def test_of_the_whole_file(self, text, message):
-        assert faults(text)[0].startswith(message)
+    def test_rejects_invalid_files(self, text, message):
+        assert set_errors(text)[0].startswith(message)
 
     @pytest.mark.parametrize(
         ("extra", "message"),
@@ -253,21 +253,21 @@ canaries:
             ("expected_answer: x\ntags: sea", "c.yaml:4: canary 'a': tags is 'sea': input should be a valid tuple"),
         ],
     )
-    def test_of_one_canary(self, extra, message):
-        (error,) = one(extra)
+    def test_rejects_an_invalid_canary(self, extra, message):
+        (error,) = canary_errors(extra)
         assert error.startswith(message)
 
-    def test_blank_question_or_id(self):
-        assert faults("- id: ' '\n  query: ''\n  expected_answer: x") == [
+    def test_rejects_a_blank_question_or_id(self):
+        assert set_errors("- id: ' '\n  query: ''\n  expected_answer: x") == [
             "c.yaml:1: canary ' ': id is ' ': it must not be blank, nor begin or end with a blank",
             "c.yaml:2: canary ' ': query is '': string should have at least 1 character",
         ]
 
-    def test_of_a_canary_built_in_python(self):
+    def test_rejects_an_invalid_canary_built_in_python(self):
         with pytest.raises(ValidationError, match="has no expectation"):
             Canary(id="a", query="b")
 
-    def test_missing_or_binary_file(self, tmp_path):
+    def test_rejects_a_missing_or_binary_file(self, tmp_path):
         with pytest.raises(DataError, match="cannot read the canaries .*: No such file"):
             read_canaries(tmp_path / "none.yaml")
         (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\xfa")
@@ -304,15 +304,15 @@ class TestUnsupportedExpectations:
             ({"expected_documents": "a", "max_rank": 6}, "max_rank"),
         ],
     )
-    def test_at_most_k_documents_can_be_expected(self, expected, field):
+    def test_expectations_about_more_than_k_documents_are_unsupported(self, expected, field):
         expected = {k: list(v) if isinstance(v, str) else v for k, v in expected.items()}
         canary = Canary(id="a", query="b", **expected)
         assert [f.field for f in unsupported_expectations(canary, k=5)] == [field]
         assert unsupported_expectations(canary, k=6) == unsupported_expectations(canary) == []
         row = json.dumps([{"id": "a", "query": "b"} | expected])
-        assert f"{field} needs 6" in faults(row, k=5)[0]
+        assert f"{field} needs 6" in set_errors(row, k=5)[0]
 
-    def test_dominance_and_diversity_need_documents_too(self):
+    def test_dominance_and_diversity_require_a_minimum_k(self):
         canary = Canary(id="a", query="b", alert_on_single_source_dominance=True, expected_source_diversity=True)
         assert [f.field for f in unsupported_expectations(canary, k=2)] == ["alert_on_single_source_dominance"]
         assert {f.field for f in unsupported_expectations(canary, k=1)} == {
@@ -334,14 +334,14 @@ class TestUnsupportedExpectations:
             ({"expected_answer": "x"}, {}),
         ],
     )
-    def test_details_that_a_target_must_report(self, expected, need):
+    def test_expectations_are_unsupported_without_details_of_the_target(self, expected, need):
         canary = Canary(id="a", query="b", **expected)
         assert {f.field for f in unsupported_expectations(canary, tells=frozenset())} == set(need)
         assert (
             unsupported_expectations(canary, tells=frozenset(need.values())) == unsupported_expectations(canary) == []
         )
 
-    def test_keys_that_need_a_judge_or_an_embedder(self):
+    def test_expectations_are_unsupported_without_a_judge_or_an_embedder(self):
         sentence = Canary(id="a", query="b", expected_behavior="It greets the asker.")
         assert [f.field for f in unsupported_expectations(sentence)] == ["expected_behavior"]
         assert unsupported_expectations(sentence, has_judge=True) == []
@@ -404,7 +404,7 @@ KINDS = {
 
 
 def matches(value, rule=None):  # noqa: PLR0911
-    """Whether a value matches the schema: the part of draft 2020-12 that it uses. jsonschema 4 agrees."""
+    """Whether a value matches the schema, for the used part of draft 2020-12. Results equal those of jsonschema 4."""
     rule = canary_json_schema() if rule is None else rule
     if "$ref" in rule:
         return matches(value, canary_json_schema()["$defs"][rule["$ref"].rpartition("/")[2]])

@@ -47,7 +47,7 @@ class TestWikiExamples:
         bad = kinds(Canary(**PAGE[2]), seen("System override: instructions ignored."))
         assert bad == ["unexpected_phrase", "unexpected_phrase", "unexpected_behavior"]
 
-    def test_the_other_examples(self):
+    def test_other_examples_give_the_documented_deviations(self):
         ok = "Quantum computing uses qubits. It says nothing else."
         assert kinds(Canary(**PAGE[2]), seen(ok)) == []
         assert kinds(Canary(**PAGE[3]), seen(sources=tuple("aaaaa"))) == [
@@ -68,7 +68,7 @@ class TestWikiExamples:
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=8), st.integers(1, 4))
-def test_source_counts_agree_with_a_naive_count(sources, least):
+def test_source_checks_equal_a_naive_count(sources, least):
     c = canary(min_unique_sources=least, alert_on_single_source_dominance=True)
     expected = []
     if len(set(sources)) < least:
@@ -84,7 +84,7 @@ def test_source_counts_agree_with_a_naive_count(sources, least):
     st.integers(1, 5),
     st.sampled_from([0.45, 0.65, 0.95]),
 )
-def test_ranks_and_similarities_agree_with_a_naive_search(documents, wanted, rank, cosine):
+def test_rank_and_similarity_checks_equal_a_naive_search(documents, wanted, rank, cosine):
     scores = (0.9, 0.8, 0.7, 0.6, 0.5)
     c = canary(expected_documents=sorted(wanted), max_rank=rank, min_cosine=cosine)
     expected = Counter(document_missing=len(wanted - set(documents)))
@@ -94,19 +94,19 @@ def test_ranks_and_similarities_agree_with_a_naive_search(documents, wanted, ran
     assert Counter(kinds(c, seen(documents=documents))) == +expected
 
 
-def test_rank_and_similarity_go_by_sources_where_no_ids_are_expected():
+def test_rank_and_similarity_use_sources_if_no_ids_are_expected():
     c = canary(expected_sources=["b.md"], max_rank=1, min_cosine=0.85)
     assert kinds(c, seen(sources=("a.md", "b.md", "b.md", "c", "d"))) == ["low_rank", "low_similarity"]
     assert kinds(c, seen(sources=("b.md", "b.md", "b.md", "c", "d"))) == []
 
 
-def test_a_nan_score_is_too_low():
+def test_nan_score_is_too_low():
     c = canary(expected_documents=["d1"], min_cosine=-1)
     assert kinds(c, seen(scores=(math.nan,) * 5)) == ["low_similarity"]
 
 
 class TestNewDocuments:
-    def test_documents_outside_the_baseline_are_reported(self):
+    def test_reports_documents_outside_the_baseline(self):
         c = canary(new_documents="report")
         assert [d.message for d in check_answer(c, seen(), baseline_documents=["d1", "d2", "d4", "d5"])] == [
             "document 'd3' at rank 3 is not in the baseline's context"
@@ -129,7 +129,7 @@ class TestRefusals:
             (False, "Paris.", []),
         ],
     )
-    def test_are_compared_with_the_expectation(self, expected, text, found):
+    def test_compares_refusals_with_the_expectation(self, expected, text, found):
         assert kinds(canary(expected_refusal=expected), seen(text)) == found
 
 
@@ -146,18 +146,18 @@ class TestBaselineQuery:
         assert kinds(canary(**self.PAIR), moved, seen(), embedder=BagOfWords()) == ["retrieval_shift"]
 
     @pytest.mark.parametrize(("kept", "share", "shifted"), [(1, 0.2, False), (1, 0.21, True), (0, 0.0, False)])
-    def test_the_minimum_overlap_is_configurable(self, kept, share, shifted):
+    def test_minimum_overlap_is_configurable(self, kept, share, shifted):
         moved = seen(documents=(*IDS[:kept], *"vwxyz"[kept:]))
         found = kinds(canary(**self.PAIR, min_overlap=share), moved, seen(), embedder=BagOfWords())
         assert found == ["retrieval_shift"] * shifted
 
-    def test_sources_are_compared_without_ids(self):
+    def test_compares_sources_if_there_are_no_ids(self):
         one, other = (seen(documents=(), sources=tuple(s)) for s in ("abc", "xyz"))
         assert kinds(canary(**self.PAIR), one, other, embedder=BagOfWords()) == ["retrieval_shift"]
         mute = ObservedAnswer(seen().text)
         assert kinds(canary(**self.PAIR), mute, mute, embedder=BagOfWords()) == []
 
-    def test_the_threshold_is_that_of_the_canary(self):
+    def test_uses_the_threshold_of_the_canary(self):
         answers = seen("Paris is the capital"), seen("Paris is the town")
         E = BagOfWords().embed([a.text for a in answers])
         cosine = float(E[0] @ E[1])
@@ -169,7 +169,7 @@ class TestBaselineQuery:
         assert kinds(canary(**self.PAIR), seen(""), seen(" "), embedder=BagOfWords()) == []
 
 
-def test_paraphrases_match_last_and_only_with_an_embedder():
+def test_matches_a_paraphrase_of_the_whole_answer_only_with_an_embedder():
     c = canary(expected_answer="the library lends books for three weeks", similarity_threshold=0.4)
     other = seen("Books are lent by our library for 3 weeks.")
     assert kinds(c, other) == ["answer_mismatch"]
@@ -217,27 +217,27 @@ class TestBehavior:
             ("responses_should_be_similar", "Why?", "", True),
         ],
     )
-    def test_each_name_is_a_check(self, name, question, answer, passes):
+    def test_named_behavior_is_checked(self, name, question, answer, passes):
         assert behavior.is_named_behavior(name)
         assert (behavior.behavior_violation(name, BehaviorCase(question, answer)) == "") is passes
 
     @pytest.mark.parametrize("name", ["", "explain_", "explain_the", "be_nice", "Answer", "explain_x y"])
-    def test_other_names_are_no_checks(self, name):
+    def test_other_texts_are_not_named_behaviors(self, name):
         assert not behavior.is_named_behavior(name)
 
-    def test_a_topic_may_be_explained_in_other_words(self):
-        class Near(BagOfWords):
+    def test_accepts_an_explanation_of_the_topic_in_other_words(self):
+        class FixedVectors(BagOfWords):
             def embed(self, texts, progress=None):
                 return np.array([[1, 0], [0.4, math.sqrt(1 - 0.16)]], np.float32)
 
-        case = BehaviorCase("Why?", "Qubits are superposed.", embedder=Near())
+        case = BehaviorCase("Why?", "Qubits are superposed.", embedder=FixedVectors())
         assert behavior.behavior_violation("explain_quantum_computing", case) == ""
         assert "0 %" in behavior.behavior_violation("explain_quantum_computing", case._replace(embedder=None))
-        far = behavior.behavior_violation("explain_quantum_computing", case._replace(embedder=BagOfWords()))
-        assert "its cosine with it is" in far
+        dissimilar = behavior.behavior_violation("explain_quantum_computing", case._replace(embedder=BagOfWords()))
+        assert "its cosine with it is" in dissimilar
 
     @pytest.mark.parametrize("name", behavior.BEHAVIOR_CHECKS)
-    def test_every_name_is_documented(self, name):
+    def test_documents_every_named_behavior(self, name):
         assert f"``{name}``" in behavior.__doc__
 
 
@@ -258,7 +258,7 @@ class TestJudge:
         ("reply", "verdict"),
         [("Yes", True), (" **No**, it does not.", False), ("<think>yes or no?</think>\nno.", False), ("YES!", True)],
     )
-    def test_says_yes_or_no(self, reply, verdict):
+    def test_reply_is_parsed_as_yes_or_no(self, reply, verdict):
         assert asyncio.run(behavior.judge_behavior("It greets.", self.CASE, Judge(reply))) is verdict
 
     @pytest.mark.parametrize("reply", ["", "Maybe.", "I think yes", "Nobody knows", "Yesterday"])
@@ -272,13 +272,13 @@ class TestJudge:
         body = json.loads(judge.prompts[0].question)
         assert body == {"question": self.CASE.question, "answer": self.CASE.answer, "expected": "It greets."}
 
-    def test_its_verdict_becomes_a_deviation(self):
+    def test_negative_verdict_is_a_deviation(self):
         c = canary(expected_behavior="It greets.")
         assert kinds(c, judge_passed=True) == []
         assert kinds(c, judge_passed=False) == ["unexpected_behavior"]
 
 
-def test_details_that_a_target_does_not_report_are_left_out():
+def test_observed_answer_omits_details_that_the_target_does_not_report():
     hits = tuple(Hit(Document(f"d{i}", "t", source=f"s{i}"), 1 - i / 10) for i in range(2))
     answer = Answer("Paris.", Retrieval(hits, SimilarityStats(2, 0.0, 0.1)))
     assert observe_answer(answer) == ObservedAnswer("Paris.", ("d0", "d1"), ("s0", "s1"), (1.0, 0.9))
@@ -286,7 +286,7 @@ def test_details_that_a_target_does_not_report_are_left_out():
     assert observe_answer(answer, set()) == ObservedAnswer("Paris.")
 
 
-def test_documents_that_the_guard_withheld_are_kept_unless_it_only_observes():
+def test_observed_answer_contains_withheld_documents_except_in_observe_mode():
     hidden = Verdict("mirabel", True, Action.HIDE, 2.0, 1.0, ("d7", "d8"))
     observed = Verdict("crawl_limit", False, Action.HIDE, 2.0, 1.0, ("d9",), enforced=False)
     answer = Answer("Paris.", Retrieval((), SimilarityStats(2, 0.0, 0.1)), (hidden, hidden, observed))

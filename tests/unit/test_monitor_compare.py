@@ -28,7 +28,7 @@ AT = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def results(passes, name="c", asked=None, **fields):
-    """Results of canaries, given how often each passed."""
+    """Results of canaries, given the number of passes of each."""
     asked = asked or max([*passes, 1])
     return [
         CanaryResult(
@@ -68,7 +68,7 @@ def compared(first, second, count=10, **options):
 
 class TestPairedTest:
     @given(st.lists(st.integers(-3, 3), max_size=9))
-    def test_equals_enumeration_of_signs(self, differences):
+    def test_p_value_equals_enumeration_of_signs(self, differences):
         total = abs(sum(differences))
         signs = list(itertools.product((-1, 1), repeat=len(differences)))
         far = sum(abs(sum(s * d for s, d in zip(sign, differences, strict=True))) >= total for sign in signs)
@@ -79,7 +79,7 @@ class TestPairedTest:
         expected = binomtest(gains, gains + losses).pvalue if gains + losses else 1.0
         assert paired_p([size] * gains + [-size] * losses + [0] * 5) == pytest.approx(expected)
 
-    def test_keeps_its_significance_level(self):
+    def test_type_i_error_rate_is_at_most_the_significance_level(self):
         rng = np.random.default_rng(3)
         hits = 0
         for _ in range(2000):
@@ -98,7 +98,7 @@ class TestPairedTest:
 
 class TestInterval:
     @given(st.integers(1, 400))
-    def test_without_any_difference(self, count):
+    def test_width_without_any_difference(self, count):
         z2 = norm.ppf(0.975) ** 2
         assert paired_interval(0, 0, count) == pytest.approx((-z2 / (count + z2), z2 / (count + z2)))
 
@@ -110,8 +110,8 @@ class TestInterval:
         assert -1 <= low <= (gain - loss) / count <= high <= 1
         assert paired_interval(loss, gain, count) == pytest.approx((-high, -low), abs=1e-6)
 
-    def test_equals_the_score_interval_by_search(self):
-        def chi(delta, gain, loss, count):  # the score statistic, its nuisance parameter found by search
+    def test_equals_the_score_interval_by_numerical_search(self):
+        def chi(delta, gain, loss, count):  # the score statistic with a searched nuisance parameter
             q = np.linspace(max(0, -delta), (1 - delta) / 2, 200_001)[1:-1]
             same = 1 - 2 * q - delta
             logs = gain * np.log(q + delta) + loss * np.log(q) + (count - gain - loss) * np.log(same)
@@ -128,7 +128,7 @@ class TestInterval:
             a, b = rng.binomial(1, 0.9, 60), rng.binomial(1, 0.8, 60)
             found = compare_results(results(a.tolist(), asked=1), results(b.tolist(), asked=1)).difference
             missed += not found.low <= -0.1 <= found.high
-        assert missed <= 28  # 5 % of 400, and chance
+        assert missed <= 28  # 5 % of 400 plus random variation
 
 
 class TestConclusion:
@@ -142,7 +142,7 @@ class TestConclusion:
         assert compare_results(bad, good).conclusion is Conclusion.BETTER
         assert compare_results(bad, good).difference.value == -found.difference.value
 
-    def test_no_difference_needs_enough_canaries(self):
+    def test_same_requires_enough_canaries(self):
         assert compare_results(results([5] * 50), results([5] * 50)).conclusion is Conclusion.SAME
         assert compare_results(results([5] * 20), results([5] * 20)).conclusion is Conclusion.UNCLEAR
 
@@ -152,10 +152,10 @@ class TestConclusion:
         assert [(p.canary, p.flip) for p in found.flips] == [("c0", Conclusion.WORSE), ("c1", Conclusion.WORSE)]
         assert found.flips[0].deviations == ("answer_mismatch",)
 
-    def test_flaky_canaries_are_no_flips(self):
+    def test_flaky_canaries_are_not_listed_as_flips(self):
         assert compare_results(results([5, 2]), results([1, 4], asked=5)).flips == ()
 
-    def test_without_canaries_it_is_inconclusive(self):
+    def test_empty_results_are_inconclusive(self):
         found = compare_results([], [])
         assert (found.conclusion, found.p, found.difference.low, found.difference.high) == (
             Conclusion.UNCLEAR,
@@ -165,7 +165,7 @@ class TestConclusion:
         )
         assert found.overlap is found.cosine is None
 
-    def test_canaries_with_errors_are_left_out_and_listed(self):
+    def test_excludes_and_lists_canaries_with_errors(self):
         second = results([5] * 10)
         second[0] = CanaryResult("c0", "r0", AT, CanaryStatus.ERROR, error="late")
         found = compare_results(results([5] * 10), second)
@@ -174,7 +174,7 @@ class TestConclusion:
 
 
 class TestSimilarity:
-    def test_contexts_and_answers(self):
+    def test_measures_overlap_of_contexts_and_cosine_of_answers(self):
         one = results([5], documents=("a", "b"), text="seven crowns")
         other = results([5], documents=("a", "c"), text="ninety marks")
         found = compare_results(one, other, BagOfWords())
@@ -184,7 +184,7 @@ class TestSimilarity:
         assert compare_results(one, one, BagOfWords()).cosine == 1.0
         assert compare_results(one, other).cosine is None
 
-    def test_sources_are_compared_without_ids(self):
+    def test_compares_sources_if_there_are_no_ids(self):
         one, other = results([1], documents=(), sources=("s",)), results([1], documents=(), sources=("t",))
         assert compare_results(one, other).overlap == 0.0
         assert compare_results(results([1], documents=()), results([1], documents=())).overlap is None
@@ -197,38 +197,38 @@ class TestSimilarity:
         assert rank_biased_overlap(one, other) == pytest.approx(shared / sum(weights) if depth else 1.0)
         assert rank_biased_overlap(one, other) == rank_biased_overlap(other, one)
 
-    def test_high_ranks_count_most(self):
+    def test_overlap_weights_high_ranks_most(self):
         top, last = rank_biased_overlap("abcde", "xbcde"), rank_biased_overlap("abcde", "abcdx")
         assert 0 < top < last < 1
 
 
 class TestAsking:
-    def test_both_are_asked_equally_often_in_turn(self):
+    def test_asks_both_targets_equally_often_in_alternation(self):
         order = []
         first, second = ScriptedTarget(lambda q: "yes", order), ScriptedTarget(lambda q: "yes", order)
         found = compared(first, second, count=3, repeats=4)
         assert found.repeats == 4
-        rounds = [order[i * 3][0] for i in range(8)]
-        assert rounds == [first, second, second, first, first, second, second, first]
-        assert {(who, text): order.count((who, text)) for who, text in order} == {
-            (who, f"question {i}"): 4 for who in (first, second) for i in range(3)
+        target_order = [order[i * 3][0] for i in range(8)]
+        assert target_order == [first, second, second, first, first, second, second, first]
+        assert {(target, text): order.count((target, text)) for target, text in order} == {
+            (target, f"question {i}"): 4 for target in (first, second) for i in range(3)
         }
 
-    def test_a_worse_system_is_detected(self):
+    def test_detects_a_worse_target(self):
         second = ScriptedTarget(lambda q: "no" if q in {f"question {i}" for i in range(8)} else "yes")
         found = compared(ScriptedTarget(lambda q: "yes"), second)
         assert found.conclusion is Conclusion.WORSE
         assert {p.canary for p in found.flips} == {f"c{i}" for i in range(8)}
 
-    def test_an_unreachable_target_leaves_no_pairs(self):
+    def test_unreachable_target_gives_no_pairs(self):
         found = compared(ScriptedTarget(lambda q: "yes"), ScriptedTarget(lambda q: OSError("gone")), repeats=2)
         assert found.pairs == ()
         assert found.left_out == {f"c{i}": (0, 2) for i in range(10)}
         assert found.conclusion is Conclusion.UNCLEAR
 
-    def test_unsupported_expectations_are_refused(self):
-        wanting = [Canary(id="c", query="why", expected_documents=("d",))]
+    def test_rejects_unsupported_expectations(self):
+        unsupported = [Canary(id="c", query="why", expected_documents=("d",))]
         with pytest.raises(ConfigError, match="needs a target that reports ids"):
             asyncio.run(
-                compare_targets(CanaryRunner(wanting, ScriptedTarget(lambda q: "x")), ScriptedTarget(lambda q: "x"))
+                compare_targets(CanaryRunner(unsupported, ScriptedTarget(lambda q: "x")), ScriptedTarget(lambda q: "x"))
             )

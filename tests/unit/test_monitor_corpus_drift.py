@@ -37,7 +37,7 @@ def snapshot(E):
 
 
 class TestSnapshot:
-    def test_moments_of_the_vectors(self):
+    def test_contains_the_moments_of_the_vectors(self):
         E = vectors(np.random.default_rng(0), 300)
         found = snapshot(E)
         S = np.cov(E.T.astype(np.float64), bias=True)
@@ -48,7 +48,7 @@ class TestSnapshot:
         assert found.top == pytest.approx(np.linalg.eigvalsh(S).max())
         assert 1 <= found.degrees_of_freedom <= 48
 
-    def test_is_stored_and_loaded(self):
+    def test_round_trip_through_a_file(self):
         store, one = InMemoryEventStore(), snapshot(vectors(np.random.default_rng(0), 50))
         event = snapshot_to_event(one)
         store.append(event)
@@ -59,7 +59,7 @@ class TestSnapshot:
         json.dumps(dict(event.body))
         assert not any(isinstance(v, list) and k != "mean" for k, v in event.body.items())
 
-    def test_of_an_index(self, tmp_path):
+    def test_snapshot_of_an_index(self, tmp_path):
         index, embedder = SqliteIndex(tmp_path / "i.db"), BagOfWords()
         index.open(embedder.fingerprint, embedder.dim)
         pages = documents(30)
@@ -80,14 +80,14 @@ class TestShift:
         assert kstest(p, "uniform").pvalue > 0.001
         assert np.mean(np.array(p) <= 0.01) <= 0.04
 
-    def test_the_expected_distance_is_that_of_benign_updates(self):
+    def test_expected_distance_equals_that_of_benign_updates(self):
         rng = np.random.default_rng(3)
         E = vectors(rng, 1000)
         found = [mean_shift(snapshot(E), snapshot(np.concatenate([E, vectors(rng, 60)]))) for _ in range(200)]
         assert np.sqrt(np.mean([f.distance**2 for f in found])) == pytest.approx(found[0].expected, rel=0.05)
         assert {(f.added, f.removed) for f in found} == {(60, 0)}
 
-    def test_a_block_of_similar_vectors_is_detected_from_the_predicted_size(self):
+    def test_detects_a_cluster_of_equal_vectors_from_the_predicted_size(self):
         rng = np.random.default_rng(4)
         E, one = vectors(rng, 3000), vectors(rng, 1)
         before = snapshot(E)
@@ -102,24 +102,24 @@ class TestShift:
             assert p[1] < 0.01
             assert 2 <= size <= 3 * np.sqrt(among)
 
-    def test_vectors_changed_in_place_are_detected(self):
+    def test_detects_vectors_changed_in_place(self):
         E = vectors(np.random.default_rng(5), 500)
         poisoned = E.copy()
         poisoned[7] = -E[7]
         assert mean_shift(snapshot(E), snapshot(poisoned)).p == 0.0
         assert mean_shift(snapshot(E), snapshot(E)).p == 1.0
-        assert mean_shift(snapshot(E), snapshot(E[::-1])).p == 1.0  # another order, other rounding
+        assert mean_shift(snapshot(E), snapshot(E[::-1])).p == 1.0  # another order and thus other rounding
 
-    def test_replaced_documents_must_be_given(self):
+    def test_replaced_documents_require_the_number_of_added_ones(self):
         rng = np.random.default_rng(6)
         E = vectors(rng, 500)
         after = snapshot(np.concatenate([E[50:], vectors(rng, 50)]))
-        assert mean_shift(snapshot(E), after).p == 0.0  # as if no document was added or removed
+        assert mean_shift(snapshot(E), after).p == 0.0  # assumes that no document was added or removed
         assert mean_shift(snapshot(E), after, added=50).removed == 50
         assert mean_shift(snapshot(E), after, added=50).p > 0.001
         assert mean_shift(snapshot(E), snapshot(E[:400])).removed == 100
 
-    def test_trace_and_top(self):
+    def test_reports_changes_of_trace_and_top_eigenvalue(self):
         E = vectors(np.random.default_rng(7), 300)
         more = np.concatenate([E, np.repeat(E[:1], 60, axis=0)])
         found = mean_shift(snapshot(E), snapshot(more))
@@ -149,14 +149,14 @@ class TestAudit:
         index.add(pages, E)
         return index
 
-    def test_a_full_audit_finds_all(self, index):
+    def test_full_audit_finds_all_wrong_vectors(self, index):
         found = audit_vectors(index, BagOfWords(), count=500)
         assert (found.held, found.checked) == (200, 200)
         assert [name for name, _ in found.wrong] == ["d17"]
         assert found.lowest == found.wrong[0][1] < 0.999
         assert found.max_wrong == 1
 
-    def test_the_sample_depends_on_the_seed(self, index):
+    def test_sample_depends_on_the_seed(self, index):
         embedder = BagOfWords()
         found = audit_vectors(index, embedder, count=40, seed=1)
         assert found.checked == len(embedder.texts) == 40
@@ -165,25 +165,25 @@ class TestAudit:
         audit_vectors(index, other, count=40, seed=2)
         assert again.texts == embedder.texts != other.texts
 
-    def test_it_detects_with_the_probability_of_sampling(self, index):
+    def test_detection_rate_equals_the_sampling_probability(self, index):
         hits = [bool(audit_vectors(index, BagOfWords(), count=60, seed=s).wrong) for s in range(60)]
         assert np.mean(hits) == pytest.approx(60 / 200, abs=0.15)
 
-    def test_with_another_embedder_all_are_wrong(self, index):
+    def test_all_vectors_are_wrong_with_another_embedder(self, index):
         class Other(BagOfWords):
             def _direction(self, word):
                 return super()._direction(word + "x")
 
         assert len(audit_vectors(index, Other(), count=50).wrong) == 50
 
-    def test_vectors_that_do_not_match_their_texts_are_named(self, tmp_path):
+    def test_lists_documents_with_vectors_that_do_not_match_their_texts(self, tmp_path):
         index, embedder = SqliteIndex(tmp_path / "j.db"), BagOfWords()
         index.open(embedder.fingerprint, embedder.dim)
         pages = documents(20)
         index.add(pages, -embedder.embed([d.content for d in pages]))
         assert len(audit_vectors(index, embedder, count=20).wrong) == 20
 
-    def test_an_empty_sample_is_an_error(self, index):
+    def test_empty_sample_is_an_error(self, index):
         with pytest.raises(DataError, match="tenant 'nobody' has no documents"):
             audit_vectors(index, BagOfWords(), tenant="nobody")
 

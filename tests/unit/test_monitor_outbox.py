@@ -21,7 +21,7 @@ SECOND = timedelta(seconds=1)
 
 
 class FakeChannel(Channel):
-    """Receives notifications, or fails for a while."""
+    """Receives notifications, or fails a given number of times."""
 
     def __init__(self, name="channel", failures=(), hangs=False):
         self.name, self.failures, self.hangs, self.received, self.attempts = name, list(failures), hangs, [], 0
@@ -43,7 +43,7 @@ def alert(name="a", severity=Severity.HIGH, **fields):
     return replace(Alert(name, "changed", severity, "clinic", ("c0",), NOON, f"title of {name}"), **fields)
 
 
-class Delivering:
+class OutboxHarness:
     """Outboxes of some channels, their store, and a settable clock."""
 
     def __init__(self, *channels, per_hour=20):
@@ -64,8 +64,8 @@ class Delivering:
         return [e.body["outcome"] for e in self.store.scan(DELIVERY_KIND) if e.body["channel"] == channel]
 
 
-def test_each_change_is_delivered_to_each_channel_once():
-    outbox = Delivering(one := FakeChannel("one"), two := FakeChannel("two"))
+def test_delivers_each_change_to_each_channel_once():
+    outbox = OutboxHarness(one := FakeChannel("one"), two := FakeChannel("two"))
     outbox.record(alert())
     for _ in range(3):
         assert outbox.deliver() is None
@@ -90,8 +90,8 @@ def test_each_change_is_delivered_to_each_channel_once():
     assert "title of a" in one.received[0].text and "**" in one.received[0].markdown
 
 
-def test_quiet_changes_and_acknowledgments_are_not_sent():
-    outbox = Delivering(channel := FakeChannel())
+def test_does_not_send_quiet_changes_and_acknowledgments():
+    outbox = OutboxHarness(channel := FakeChannel())
     assert outbox.deliver() is None
     outbox.record(alert())
     outbox.record(alert(), AlertPhase.UPDATED, quiet=True)
@@ -100,8 +100,8 @@ def test_quiet_changes_and_acknowledgments_are_not_sent():
     assert [n.action for n in channel.received] == ["opened"]
 
 
-def test_retries_with_exponential_backoff_lose_nothing():
-    outbox = Delivering(
+def test_retries_with_exponential_backoff_until_delivery():
+    outbox = OutboxHarness(
         channel := FakeChannel(failures=[unreachable(), unreachable(), RuntimeError("a password"), None])
     )
     outbox.record(alert())
@@ -118,7 +118,7 @@ def test_retries_with_exponential_backoff_lose_nothing():
     assert "password" not in str(outbox.store.events)
 
 
-def test_backoff_grows_to_an_hour_with_jitter_per_notification():
+def test_backoff_increases_to_one_hour_with_jitter_per_notification():
     pauses = [backoff("k", n).total_seconds() for n in range(1, 30)]
     assert max(pauses) <= 1.5 * 3600
     assert min(pauses[12:]) >= 0.5 * 3600
@@ -128,8 +128,8 @@ def test_backoff_grows_to_an_hour_with_jitter_per_notification():
     assert backoff("k", 10**6) <= timedelta(hours=1.5)
 
 
-def test_permanent_failures_are_retried_after_an_hour():
-    outbox = Delivering(channel := FakeChannel(failures=[unreachable(retryable=False)]))
+def test_retries_permanent_failures_after_an_hour():
+    outbox = OutboxHarness(channel := FakeChannel(failures=[unreachable(retryable=False)]))
     outbox.record(alert())
     assert outbox.deliver() - NOON >= timedelta(minutes=30)
     outbox.now += timedelta(hours=2)
@@ -137,8 +137,8 @@ def test_permanent_failures_are_retried_after_an_hour():
     assert len(channel.received) == 1
 
 
-def test_notifications_of_one_alert_keep_their_order_and_do_not_delay_others():
-    outbox = Delivering(channel := FakeChannel(failures=[unreachable()]))
+def test_notifications_of_one_alert_stay_in_order_and_do_not_delay_others():
+    outbox = OutboxHarness(channel := FakeChannel(failures=[unreachable()]))
     outbox.record(alert("a"))
     outbox.deliver()
     outbox.now += SECOND
@@ -151,9 +151,9 @@ def test_notifications_of_one_alert_keep_their_order_and_do_not_delay_others():
     assert [(n.alert, n.action) for n in channel.received[1:]] == [("a", "opened"), ("a", "recovered")]
 
 
-def test_a_hanging_channel_does_not_delay_another(monkeypatch):
+def test_hanging_channel_does_not_delay_another(monkeypatch):
     monkeypatch.setattr("casemate.monitor.alerts.outbox.TIMEOUT_S", 0.05)
-    outbox = Delivering(slow := FakeChannel("slow", hangs=True), quick := FakeChannel("quick"))
+    outbox = OutboxHarness(slow := FakeChannel("slow", hangs=True), quick := FakeChannel("quick"))
     outbox.record(alert())
     assert outbox.deliver() is not None
     assert len(quick.received) == 1
@@ -161,15 +161,15 @@ def test_a_hanging_channel_does_not_delay_another(monkeypatch):
     assert "no answer within 0.05 s" in str(outbox.store.events)
 
 
-def test_after_a_crash_before_recording_it_is_sent_again_with_the_same_key():
-    outbox = Delivering(channel := FakeChannel())
+def test_sends_again_with_the_same_key_after_a_crash_before_the_record():
+    outbox = OutboxHarness(channel := FakeChannel())
     outbox.record(alert())
     append = outbox.store.append
 
-    def dies(event_):
+    def interrupt(event_):
         raise KeyboardInterrupt
 
-    outbox.store.append = dies
+    outbox.store.append = interrupt
     with pytest.raises(KeyboardInterrupt):
         outbox.deliver()
     outbox.store.append = append
@@ -179,23 +179,23 @@ def test_after_a_crash_before_recording_it_is_sent_again_with_the_same_key():
     assert len({n.key for n in channel.received}) == 1
 
 
-def test_an_unconfirmed_write_is_an_error_and_it_is_sent_again(monkeypatch):
-    outbox = Delivering(FakeChannel())
+def test_unconfirmed_write_is_an_error_and_is_sent_again(monkeypatch):
+    outbox = OutboxHarness(FakeChannel())
     outbox.record(alert())
     monkeypatch.setattr(outbox.store, "flush", lambda timeout_s=10.0: False)
     with pytest.raises(BackendError, match="sent again"):
         outbox.deliver()
 
 
-def test_without_the_lease_nothing_is_sent():
-    outbox = Delivering(channel := FakeChannel())
+def test_sends_nothing_without_the_lease():
+    outbox = OutboxHarness(channel := FakeChannel())
     outbox.record(alert())
     outbox.deliver(may_send=lambda: False)
     assert channel.received == []
 
 
-def test_above_the_rate_limit_one_summary_is_sent():
-    outbox = Delivering(channel := FakeChannel(), per_hour=5)
+def test_sends_one_summary_above_the_rate_limit():
+    outbox = OutboxHarness(channel := FakeChannel(), per_hour=5)
     for i in range(12):
         outbox.record(alert(f"a{i}"))
     assert outbox.deliver() is None
@@ -211,7 +211,7 @@ def test_above_the_rate_limit_one_summary_is_sent():
 
 
 def test_one_notification_per_hour_is_reserved_for_critical_alerts():
-    outbox = Delivering(channel := FakeChannel(), per_hour=5)
+    outbox = OutboxHarness(channel := FakeChannel(), per_hour=5)
     for i in range(12):
         outbox.record(alert(f"a{i}", Severity.LOW))
     outbox.deliver()
@@ -222,8 +222,8 @@ def test_one_notification_per_hour_is_reserved_for_critical_alerts():
     assert channel.received[-1].alert == "grave"
 
 
-def test_the_most_severe_go_first():
-    outbox = Delivering(channel := FakeChannel(), per_hour=10)
+def test_sends_the_most_severe_first():
+    outbox = OutboxHarness(channel := FakeChannel(), per_hour=10)
     outbox.record(alert("low", Severity.LOW))
     outbox.record(alert("grave", Severity.CRITICAL))
     outbox.deliver()
@@ -231,8 +231,8 @@ def test_the_most_severe_go_first():
 
 
 @pytest.mark.parametrize("per_hour", [1, 2, 3, 7])
-def test_no_hour_exceeds_the_limit_and_every_alert_is_reported(per_hour):
-    outbox = Delivering(channel := FakeChannel(), per_hour=per_hour)
+def test_rate_limit_holds_in_every_hour_and_every_alert_is_reported(per_hour):
+    outbox = OutboxHarness(channel := FakeChannel(), per_hour=per_hour)
     sent, reported = [], set()
     for minute in range(0, 360, 5):
         outbox.now = NOON + timedelta(minutes=minute)
@@ -249,7 +249,7 @@ def test_no_hour_exceeds_the_limit_and_every_alert_is_reported(per_hour):
 
 
 def test_old_notifications_of_recovered_alerts_expire():
-    outbox = Delivering(channel := FakeChannel(failures=[unreachable()] * 100))
+    outbox = OutboxHarness(channel := FakeChannel(failures=[unreachable()] * 100))
     outbox.record(alert("over"))
     outbox.record(alert("open"))
     outbox.deliver()
@@ -263,8 +263,8 @@ def test_old_notifications_of_recovered_alerts_expire():
     assert outbox.deliver() is None
 
 
-def test_the_latest_notification_of_an_open_alert_never_expires():
-    outbox = Delivering(channel := FakeChannel(failures=[unreachable()] * 50))
+def test_latest_notification_of_an_open_alert_never_expires():
+    outbox = OutboxHarness(channel := FakeChannel(failures=[unreachable()] * 50))
     outbox.record(alert())
     for hours in range(60):
         outbox.now = NOON + timedelta(hours=hours)

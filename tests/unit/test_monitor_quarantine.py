@@ -36,12 +36,12 @@ QUESTION = "amber heron quartz ferry"
 
 
 class TestSignalDistribution:
-    def test_surprise_in_the_body_is_empirical(self):
+    def test_surprise_within_the_sample_is_empirical(self):
         distribution = SignalDistribution(range(100))
         assert distribution.surprise(49.5) == pytest.approx(-np.log10(51 / 101))
         assert distribution.surprise(-5) == pytest.approx(0)
 
-    def test_surprise_in_the_tail_is_exponential(self):
+    def test_surprise_beyond_the_sample_has_an_exponential_tail(self):
         rng = np.random.default_rng(0)
         distribution = SignalDistribution(rng.exponential(2.0, 50_000))
         for decades in (1.5, 2, 3, 4):
@@ -53,11 +53,11 @@ class TestSignalDistribution:
         found = [distribution.surprise(x) for x in np.linspace(-4, 9, 200)]
         assert all(b >= a - 1e-9 for a, b in zip(found, found[1:], strict=False))
 
-    def test_values_above_a_constant_sample_are_a_decade_rarer(self):
+    def test_values_above_a_constant_sample_have_a_surprise_of_3_decades(self):
         distribution = SignalDistribution([0.0] * 99)
         assert distribution.surprise(0) == pytest.approx(0) and distribution.surprise(1) == pytest.approx(3, abs=0.01)
 
-    def test_one_value_above_a_constant_sample_hides_no_larger_one(self):
+    def test_outlier_of_a_constant_sample_does_not_mask_larger_values(self):
         distribution = SignalDistribution([0.75] * 120)
         found = [distribution.surprise(x) for x in (0.75, 0.76, 1.0, 1.8, 5, 1e6)]
         assert all(a < b for a, b in zip(found, found[1:], strict=False)) and found[-1] < 3.1
@@ -119,7 +119,7 @@ class TestPoisonScreener:
         assert found.suspicious and found.p_value < 0.01
         assert any("ranks before all indexed documents" in r for r in found.reasons)
 
-    def test_an_unsupported_new_answer_is_a_reason_and_a_supported_one_is_not(self, world):
+    def test_only_an_unsupported_new_answer_is_a_reason(self, world):
         new = [Document("p", "The amber ferry was made by zz0 Quellbach.")]
         questions = ["who built the amber ferry", *world.questions[1:]]
         answer = REASONS["answer"]
@@ -130,14 +130,14 @@ class TestPoisonScreener:
         (found,) = world.screened(new, world.fitted(questions))
         assert answer not in found.reasons
 
-    def test_a_question_generated_from_a_source_says_nothing_about_it(self, world):
+    def test_ignores_watched_questions_generated_from_the_same_source(self, world):
         new = poison(1)
         origins = {question: "p0" if question == QUESTION else "" for question in world.questions}
         fitted = PoisonScreener.fit(world.index, origins, BagOfWords().embed(world.questions))
         (found,) = world.screened(new, fitted)
         assert not any("ranks before all indexed documents" in r for r in found.reasons)
 
-    def test_a_fresh_copy_screens_as_right_after_fitting(self, world):
+    def test_fresh_copy_screens_like_a_newly_fitted_screener(self, world):
         fitted, new = world.fitted(), [*benign(20), *poison()]
         expected = [j.score for j in world.screened(new)]
         for _ in range(2):
@@ -146,29 +146,29 @@ class TestPoisonScreener:
             once.admit(BagOfWords().embed([QUESTION]))
             assert [
                 j.score for j in world.screened(new, once)
-            ] != expected  # the documents are recent now, and one was admitted
+            ] != expected  # now the documents are recent, and one was admitted
 
-    def test_near_copies_in_a_batch_are_suspicious_for_any_watched_questions(self, world):
-        said = "jetty larch violin saffron quiver jackal mosaic"
-        same = [Document(f"c{i}", f"{said} xx{i}") for i in range(4)]
+    def test_near_duplicates_in_a_batch_are_suspicious_for_any_watched_questions(self, world):
+        phrase = "jetty larch violin saffron quiver jackal mosaic"
+        same = [Document(f"c{i}", f"{phrase} xx{i}") for i in range(4)]
         found = world.screened([*benign(20), *same], world.fitted(world.questions[1:3]))
         assert {name for one in found for name in one.companions} == {"c0", "c1", "c2", "c3"}  # no unrelated document
         assert all(j.suspicious and "near-duplicates" in " ".join(j.reasons) for j in found[20:])
         assert set(found[20].companions) >= {"c1", "c2", "c3"}
 
-    def test_near_copies_one_after_another_are_suspicious_from_the_third_on(self, world):
-        screener, said = (
+    def test_sequential_near_duplicates_are_suspicious_from_the_third_on(self, world):
+        screener, phrase = (
             world.fitted(world.questions[1:3]),
             "jetty larch violin saffron quiver jackal mosaic",
         )
         found = []
         for i in range(4):
-            document = Document(f"c{i}", f"{said} xx{i}")
+            document = Document(f"c{i}", f"{phrase} xx{i}")
             found += world.screened([document], screener)
             world.index.add([document], BagOfWords().embed([document.content]))
         assert [any("near-duplicates" in r for r in j.reasons) for j in found] == [False, False, True, True]
 
-    def test_chunks_of_one_source_are_no_near_copies(self, world):
+    def test_chunks_of_one_source_are_not_near_duplicates(self, world):
         chunks = [Document(f"c{i}", f"jetty larch pearl ocean xx{i}", source="one") for i in range(4)]
         assert not any("near-duplicates" in r for j in world.screened(chunks) for r in j.reasons)
 
@@ -182,7 +182,7 @@ class TestPoisonScreener:
         (found,) = world.screened([Document("x", text)])
         assert found.suspicious and any(reason in r for r in found.reasons)
 
-    def test_needs_enough_documents_and_a_question(self, tmp_path):
+    def test_fit_requires_enough_documents_and_a_question(self, tmp_path):
         with contextlib.closing(SqliteIndex(tmp_path / "small.db")) as index:
             few = documents(MIN_DOCUMENTS - 1)
             index.open("bag-of-words", 64)
@@ -284,7 +284,7 @@ class TestScreeningGate:
 
 
 class OpenGate:
-    """A gate that accepts all documents."""
+    """Accepts all documents."""
 
     enforce = True
 
@@ -297,13 +297,13 @@ class OpenGate:
 
 
 class TestTenantScreening:
-    def test_documents_keep_their_uploader(self, world):
+    def test_gate_receives_the_uploader(self, world):
         gate = OpenGate()
         sink = TenantScreening(world.guard, lambda tenant: gate, lambda: True)
         asyncio.run(sink.add(documents(1), "acme", uploader="key 7"))
         assert gate.seen == [("acme", "key 7")]
 
-    def test_a_gate_opens_again_once_the_corpus_has_grown_by_more_than_a_fifth(self, world):
+    def test_creates_a_new_gate_if_the_corpus_has_grown_by_more_than_a_fifth(self, world):
         opened = []
         sink = TenantScreening(world.guard, lambda tenant: opened.append(OpenGate()) or opened[-1], lambda: False)
         n = world.index.moments().n
@@ -327,14 +327,14 @@ class TestQuarantine:
         world.add(gate, poison(1))
         assert not gate.quarantined and not gate.skipped
 
-    def test_dropped_sources_stay_out(self, world):
+    def test_dropped_sources_are_not_indexed_again(self, world):
         quarantine, held = self.held(world)
         assert asyncio.run(quarantine.drop(held.key, world.guard)).state == "dropped"
         gate = world.gate()
         world.add(gate, poison(1))
         assert gate.skipped == ["p0"] and "p0" not in world.indexed() and not quarantine.pending()
 
-    def test_a_decision_may_be_changed(self, world):
+    def test_decision_can_be_changed(self, world):
         quarantine, held = self.held(world)
         asyncio.run(quarantine.release(held.key, world.guard))
         asyncio.run(quarantine.drop(held.key, world.guard))
@@ -342,24 +342,24 @@ class TestQuarantine:
         asyncio.run(quarantine.release(held.key, world.guard))
         assert "p0" in world.indexed()
 
-    def test_a_source_is_found_by_its_name_if_no_other_has_it(self, world):
+    def test_finds_a_source_by_its_name_if_it_is_unique(self, world):
         quarantine, held = self.held(world)
         assert quarantine.get("p0") == held
         result = ScreeningResult(Document("x", "other text", source=held.key), 9.0, 0.001, ("odd",))
-        disguised = quarantine.add([result], "default")
-        assert quarantine.get(held.key) == held  # the name of another source is this key
+        named_like_key = quarantine.add([result], "default")
+        assert quarantine.get(held.key) == held  # another source has this key as its name
         quarantine.add([replace(result, document=Document("p0", "other text"))], "north")
         with pytest.raises(DataError, match="matches 2"):
             quarantine.get("p0")
-        assert quarantine.get(disguised.key).source == held.key
+        assert quarantine.get(named_like_key.key).source == held.key
 
     @pytest.mark.parametrize("key", ["", "nothing like it"])
-    def test_unknown_keys_are_refused(self, world, key):
+    def test_rejects_unknown_keys(self, world, key):
         quarantine, _ = self.held(world)
         with pytest.raises(DataError, match="matches 0"):
             quarantine.get(key)
 
-    def test_quarantine_is_per_tenant(self, world):
+    def test_quarantine_is_separate_for_each_tenant(self, world):
         quarantine, _ = self.held(world)
         assert quarantine.pending("default") and not quarantine.pending("acme")
         assert quarantine_key(poison(1), "default") != quarantine_key(poison(1), "acme")
@@ -375,7 +375,7 @@ class TestQuarantine:
             (held,) = Quarantine(store).pending()
             assert held.documents == (marked,) and held.at.tzinfo
 
-    def test_an_unconfirmed_write_indexes_nothing(self, world):
+    def test_unconfirmed_write_indexes_nothing(self, world):
         gate = world.gate()
         world.store.flush = lambda timeout_s=10.0: False
         with pytest.raises(BackendError, match="did not confirm"):
@@ -383,8 +383,8 @@ class TestQuarantine:
         assert len(world.indexed()) == 800
 
 
-def statement_of_the_page(source):
-    """The statement that removes the quarantined text of a source, as docs/how-to/operate.md gives it."""
+def documented_delete_statement(source):
+    """The SQL statement of docs/how-to/operate.md that removes the quarantined text of a source."""
     page = Path(__file__).parents[2] / "docs/how-to/operate.md"
     (found,) = re.findall(r"^DELETE FROM casemate_events WHERE kind = 'quarantine' .*;$", page.read_text(), re.M)
     return found.replace("NAME", source)
@@ -395,29 +395,29 @@ def held(name):
 
 
 def quarantine_two(store):
-    """Holds two sources, and decides about one of them."""
+    """Quarantines two sources, and releases or drops one of them."""
     quarantine = Quarantine(store)
     quarantine.approve(quarantine.add(held("a.md"), "default").key)
     quarantine.add(held("b.md"), "default")
 
 
-def test_the_text_of_a_quarantined_source_can_be_removed_from_a_file(tmp_path):
+def test_removes_the_text_of_a_quarantined_source_from_sqlite(tmp_path):
     path = tmp_path / "e.db"
     with contextlib.closing(SqlEventStore(path=path)) as store:
         quarantine_two(store)
     assert b"walnut of a.md" in path.read_bytes()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute(statement_of_the_page("a.md"))
+        db.execute(documented_delete_statement("a.md"))
         db.execute("VACUUM")
     assert b"walnut of a.md" not in b"".join(one.read_bytes() for one in tmp_path.iterdir())
     with contextlib.closing(SqlEventStore(path=path)) as store:
         assert [one.source for one in Quarantine(store).all().values()] == ["b.md"]
 
 
-def test_the_text_of_a_quarantined_source_can_be_removed_from_postgres(postgres_url):
+def test_removes_the_text_of_a_quarantined_source_from_postgres(postgres_url):
     with database(postgres_url) as url:
         with contextlib.closing(SqlEventStore(url=url)) as store:
             quarantine_two(store)
-        sql(url, statement_of_the_page("a.md"))
+        sql(url, documented_delete_statement("a.md"))
         with contextlib.closing(SqlEventStore(url=url)) as store:
             assert [one.source for one in Quarantine(store).all().values()] == ["b.md"]

@@ -53,43 +53,45 @@ class Scripted(Target):
             self.now -= 1
 
 
-def done(found, target, run_id="r1", baseline_documents=None, on_result=lambda result: None, **options):
+def run_canaries(found, target, run_id="r1", baseline_documents=None, on_result=lambda result: None, **options):
     runner = CanaryRunner(found, target, **options)
     return asyncio.run(runner.run(run_id, baseline_documents, on_result))
 
 
 class TestAsking:
-    def test_results_keep_the_order_of_the_set_but_questions_are_shuffled(self):
+    def test_results_are_in_the_order_of_the_set_and_questions_are_shuffled(self):
         target, found = Scripted(), canaries(20)
-        result = done(found, target)
+        result = run_canaries(found, target)
         assert [r.canary for r in result.results] == [c.id for c in found]
         asked = [q.text for q in target.queries]
         assert sorted(asked) == sorted(c.query for c in found)
         assert asked != [c.query for c in found]
 
-    def test_the_order_depends_on_the_run_id(self):
+    def test_order_depends_on_the_run_id(self):
         orders = []
         for name in ("r1", "r1", "r2"):
             target = Scripted()
-            done(canaries(20), target, run_id=name)
+            run_canaries(canaries(20), target, run_id=name)
             orders.append([q.text for q in target.queries])
         assert orders[0] == orders[1] != orders[2]
 
     @pytest.mark.parametrize("concurrency", [1, 3, 50])
     def test_concurrency_is_limited(self, concurrency):
         target = Scripted()
-        done(canaries(12), target, concurrency=concurrency)
+        run_canaries(canaries(12), target, concurrency=concurrency)
         assert target.most == min(concurrency, 12)
 
-    def test_queries_carry_client_tenant_and_k(self):
+    def test_queries_contain_client_tenant_and_k(self):
         target = Scripted()
-        done(canaries(2, baseline_query="base"), target, k=7, tenant="north", client="canary", embedder=BagOfWords())
+        run_canaries(
+            canaries(2, baseline_query="base"), target, k=7, tenant="north", client="canary", embedder=BagOfWords()
+        )
         assert {(q.client, q.tenant, q.k) for q in target.queries} == {("canary", "north", 7)}
         assert sorted(q.text for q in target.queries) == ["base", "base", "question 0", "question 1"]
 
-    def test_the_client_name_may_contain_canary_and_run(self):
+    def test_client_name_may_contain_canary_and_run(self):
         target = Scripted()
-        done(canaries(2), target, client="ann-{canary}-{run}")
+        run_canaries(canaries(2), target, client="ann-{canary}-{run}")
         assert {q.client for q in target.queries} == {"ann-c0-r1", "ann-c1-r1"}
 
     def test_ask_queries_only_the_given_canaries(self):
@@ -100,22 +102,22 @@ class TestAsking:
         assert {q.text for q in target.queries} == {"question 0", "question 2"}
         assert sorted(r.canary for r in collected) == ["c0", "c2"]
 
-    def test_a_run_without_canaries_is_an_error(self):
-        assert done([], Scripted()).status is CanaryStatus.ERROR
+    def test_run_without_canaries_is_an_error(self):
+        assert run_canaries([], Scripted()).status is CanaryStatus.ERROR
 
-    def test_each_result_is_reported_at_once(self):
+    def test_reports_each_result_immediately(self):
         collected = []
         target = Scripted(lambda q: (results_before.append(len(collected)), "yes")[1])
         results_before = []
-        done(canaries(5), target, concurrency=1, on_result=collected.append)
+        run_canaries(canaries(5), target, concurrency=1, on_result=collected.append)
         assert results_before == [0, 1, 2, 3, 4]
         assert len(collected) == 5
 
 
 class TestResults:
-    def test_pass_and_fail(self):
+    def test_results_pass_or_fail(self):
         target = Scripted(lambda q: "no" if q.text == "question 1" else "yes, I don't know")
-        result = done(canaries(3), target)
+        result = run_canaries(canaries(3), target)
         assert [r.status for r in result.results] == [CanaryStatus.PASS, CanaryStatus.FAIL, CanaryStatus.PASS]
         assert result.status is CanaryStatus.FAIL
         first = result.results[0]
@@ -125,17 +127,17 @@ class TestResults:
         assert first.at.tzinfo is not None
         assert result.results[1].deviations[0].kind == "answer_mismatch"
 
-    def test_unreported_details_are_not_recorded(self):
+    def test_does_not_record_unreported_details(self):
         answer = partial_answer("yes", sources=("a.md", "b.md"))
         for tells, sources in ((frozenset(), ()), (frozenset({"sources"}), ("a.md", "b.md"))):
-            (found,) = done(canaries(1), Scripted(answer, tells)).results
+            (found,) = run_canaries(canaries(1), Scripted(answer, tells)).results
             assert (found.sources, found.documents, found.scores) == (sources, (), ())
 
     def test_new_documents_are_those_outside_the_baseline(self):
         answer = partial_answer("yes", ids=("d1", "d2"))
         found = canaries(2, new_documents="report")
         target = Scripted(answer, frozenset({"ids"}))
-        result = done(found, target, baseline_documents={"c0": ["d2"]})
+        result = run_canaries(found, target, baseline_documents={"c0": ["d2"]})
         assert [[d.kind for d in r.deviations] for r in result.results] == [["new_document"], []]
 
 
@@ -158,8 +160,8 @@ class TestErrors:
             ("y" * 1_000_001, "the answer has 1,000,001 characters; at most 1,000,000 are allowed"),
         ],
     )
-    def test_of_the_target_are_no_deviations(self, answer, reason):
-        result = done(canaries(3), Scripted(lambda q: answer if q.text == "question 1" else "yes"))
+    def test_errors_of_the_target_are_not_deviations(self, answer, reason):
+        result = run_canaries(canaries(3), Scripted(lambda q: answer if q.text == "question 1" else "yes"))
         assert [r.status for r in result.results] == [CanaryStatus.PASS, CanaryStatus.ERROR, CanaryStatus.PASS]
         error = result.results[1].error
         assert reason in error
@@ -168,21 +170,21 @@ class TestErrors:
         assert result.results[1].deviations == ()
         assert result.status is CanaryStatus.ERROR
 
-    def test_a_hanging_target_costs_only_its_timeout(self):
+    def test_hanging_target_delays_the_run_by_its_timeout_only(self):
         target = Scripted(lambda q: self.hang() if q.text == "question 1" else "yes")
         begun = time.perf_counter()
-        result = done(canaries(3), target, timeout_s=0.2)
+        result = run_canaries(canaries(3), target, timeout_s=0.2)
         assert time.perf_counter() - begun < 30
         assert result.results[1].error == "no answer within 0.2 s"
         assert 0.1 < result.results[1].seconds < 30
         assert result.results[2].status is CanaryStatus.PASS
 
-    def test_a_failed_baseline_query_keeps_the_answer(self):
+    def test_failed_baseline_query_keeps_the_answer(self):
         target = Scripted(lambda q: ValueError() if q.text == "base" else "yes")
-        (found,) = done(canaries(1, baseline_query="base"), target, embedder=BagOfWords()).results
+        (found,) = run_canaries(canaries(1, baseline_query="base"), target, embedder=BagOfWords()).results
         assert (found.status, found.text, found.deviations) == (CanaryStatus.ERROR, "yes", ())
 
-    def test_a_judge_without_a_verdict_is_an_error(self):
+    def test_judge_without_a_verdict_is_an_error(self):
         sentence = canaries(1, expected_behavior="It greets.")
         for reply, status in (
             ("Yes", CanaryStatus.PASS),
@@ -190,35 +192,37 @@ class TestErrors:
             ("Hm", CanaryStatus.ERROR),
             ([5], CanaryStatus.ERROR),
         ):
-            (found,) = done(sentence, Scripted(), judge=Judge(reply)).results
+            (found,) = run_canaries(sentence, Scripted(), judge=Judge(reply)).results
             assert found.status is status
 
     @pytest.mark.parametrize(("verdict", "status"), [("Yes", CanaryStatus.PASS), ("No", CanaryStatus.FAIL)])
-    def test_the_judge_decides_about_an_expected_refusal(self, verdict, status):
+    def test_judge_decides_about_an_expected_refusal(self, verdict, status):
         evasive = Scripted(lambda q: "Some things are better left alone.")
-        (found,) = done(canaries(1, expected_answer=None, expected_refusal=True), evasive, judge=Judge(verdict)).results
+        (found,) = run_canaries(
+            canaries(1, expected_answer=None, expected_refusal=True), evasive, judge=Judge(verdict)
+        ).results
         assert found.status is status
-        (found,) = done(canaries(1, expected_answer=None, expected_refusal=True), evasive).results
+        (found,) = run_canaries(canaries(1, expected_answer=None, expected_refusal=True), evasive).results
         assert found.status is CanaryStatus.FAIL
 
-    def test_a_failing_embedder_is_an_error(self):
-        class Broken(BagOfWords):
+    def test_failing_embedder_is_an_error(self):
+        class FailingEmbedder(BagOfWords):
             def embed(self, texts, progress=None):
                 raise BackendError("no model", backend="x", retryable=False)
 
-        (found,) = done(canaries(1, baseline_query="b"), Scripted(), embedder=Broken()).results
+        (found,) = run_canaries(canaries(1, baseline_query="b"), Scripted(), embedder=FailingEmbedder()).results
         assert found.error == "the answer could not be checked: no model"
 
-    def test_an_exception_of_the_callback_ends_the_run(self):
-        def full(result):
+    def test_exception_of_the_callback_ends_the_run(self):
+        def fail_to_write(result):
             raise OSError("disk full")
 
         target = Scripted()
         with pytest.raises(OSError, match="disk full"):
-            done(canaries(50), target, on_result=full, concurrency=2)
+            run_canaries(canaries(50), target, on_result=fail_to_write, concurrency=2)
         assert len(target.queries) < 10
 
-    def test_cancellation_ends_the_run_at_once(self):
+    def test_cancellation_ends_the_run_immediately(self):
         target, collected = Scripted(lambda q: "yes" if q.text == "question 0" else self.hang()), []
 
         async def interrupted():
@@ -249,21 +253,21 @@ class TestRequireSupported:
             ),
         ],
     )
-    def test_unsupported_expectations_are_refused_before_any_query(self, expected, message):
+    def test_rejects_unsupported_expectations_before_any_query(self, expected, message):
         target = Scripted()
         with pytest.raises(ConfigError, match="canary 'c0'") as caught:
-            done(canaries(1, **expected), target)
+            run_canaries(canaries(1, **expected), target)
         assert str(caught.value).startswith(message)
         assert not target.queries
 
-    def test_all_canaries_are_listed(self):
+    def test_error_lists_all_canaries(self):
         with pytest.raises(ConfigError) as caught:
-            done(canaries(3, expected_sources=["a"]), Scripted())
+            run_canaries(canaries(3, expected_sources=["a"]), Scripted())
         assert [line.split("'")[1] for line in str(caught.value).splitlines()] == ["c0", "c1", "c2"]
 
 
 class Slow(BagOfWords):
-    """Waits in the thread, as a hanging index would."""
+    """Waits in the thread like a hanging index."""
 
     waiting = threading.Event()
 
@@ -288,7 +292,7 @@ class TestOwnSystem:
         index.close()
 
     @pytest.mark.parametrize("wrap", [lambda rag: rag, lambda rag: Guard(rag, [])])
-    def test_is_asked_like_by_a_client(self, rag, wrap):
+    def test_answers_canaries_like_questions_of_a_client(self, rag, wrap):
         found = [
             Canary(
                 id="a",
@@ -302,19 +306,19 @@ class TestOwnSystem:
             ),
             Canary(id="b", query="Who is the mayor?", expected_refusal=True),
         ]
-        result = done(found, wrap(rag), k=2, embedder=rag.embedder)
+        result = run_canaries(found, wrap(rag), k=2, embedder=rag.embedder)
         assert [(r.status, r.deviations) for r in result.results] == [(CanaryStatus.PASS, ())] * 2
         assert result.results[0].documents[0] == "d1"
         assert result.results[0].sources[0] == "bridge.md"
         assert result.results[0].scores[0] > result.results[0].scores[1]
 
-    def test_a_hanging_thread_does_not_block_the_others(self, rag):
+    def test_hanging_thread_does_not_block_other_canaries(self, rag):
         found = [Canary(id=q, query=q, expected_refusal=True) for q in ("hang", "Who is mayor?")]
-        threading.Timer(0.6, rag.embedder.waiting.set).start()  # the loop waits for its threads when it closes
-        result = done(found, rag, k=2, timeout_s=0.3)
+        threading.Timer(0.6, rag.embedder.waiting.set).start()  # a closing event loop waits for its threads
+        result = run_canaries(found, rag, k=2, timeout_s=0.3)
         assert [r.status for r in result.results] == [CanaryStatus.ERROR, CanaryStatus.PASS]
 
 
-def test_reasons_are_short():
+def test_truncates_long_error_messages():
     error = BackendError("x" * 5000, backend="x", retryable=False)
     assert len(module._reason(error)) == module.MAX_REASON_CHARACTERS

@@ -45,7 +45,7 @@ class Clock:
 
 
 class Asker:
-    """Answers, and records run and canary; can stop at a canary like a killed process."""
+    """Answers, and records run and canary. Can stop at a canary like a killed process."""
 
     def __init__(self, clock, fails=(), die_at=None):
         self.clock, self.fails, self.die_at, self.asked = clock, set(fails), die_at, []
@@ -60,11 +60,11 @@ class Asker:
             on_result(CanaryResult(canary, run, at, status, documents=("d1",)))
 
 
-async def yes():
+async def always():
     return True
 
 
-def run_due(store, asker, set_=None, may_write=yes, limits=None):
+def run_due(store, asker, set_=None, may_write=always, limits=None):
     set_ = set_ or watched()
     executor = RunExecutor(set_, asker, store, limits or AlarmLimits(max_repeats=2), pause_s=0)
     return asyncio.run(executor.run_due(Schedule(set_, "salt"), asker.clock, may_write))
@@ -80,7 +80,7 @@ def run_id_of(hour):
 
 class TestSchedule:
     @given(st.integers(0, 10**6), st.sampled_from([60, 3600, 86400]), st.text(max_size=5))
-    def test_a_run_starts_within_its_slot(self, number, every, secret):
+    def test_run_starts_within_its_slot(self, number, every, secret):
         table = Schedule(watched(interval_s=every), secret)
         slot = number * every
         assert slot <= table.start_time(slot) < slot + every
@@ -95,7 +95,7 @@ class TestSchedule:
         assert [table.start_time(s) for s in slots] == [Schedule(watched(), "a").start_time(s) for s in slots]
         assert abs(np.corrcoef(moments, [(other.start_time(s) - s) / HOUR for s in slots])[0, 1]) < 0.05
         assert abs(np.corrcoef(moments[1:], moments[:-1])[0, 1]) < 0.05
-        assert np.abs(np.sort(moments) - np.arange(5000) / 5000).max() < 1.63 / np.sqrt(5000)  # Kolmogorov, 1 %
+        assert np.abs(np.sort(moments) - np.arange(5000) / 5000).max() < 1.63 / np.sqrt(5000)  # Kolmogorov test, 1 %
 
     def test_canaries_are_due_when_their_own_interval_starts(self):
         table = Schedule(watched(2, HOUR, daily=86400, third=3 * HOUR))
@@ -103,22 +103,22 @@ class TestSchedule:
         assert table.canaries_due(day, day - HOUR) == ("c0", "c1", "daily", "third")
         assert table.canaries_due(day + HOUR, day) == ("c0", "c1")
         assert table.canaries_due(day + 3 * HOUR, day + 2 * HOUR) == ("c0", "c1", "third")
-        assert table.canaries_due(day + 9 * HOUR, day - HOUR) == ("c0", "c1", "daily", "third")  # caught up
+        assert table.canaries_due(day + 9 * HOUR, day - HOUR) == ("c0", "c1", "daily", "third")  # overdue
         assert table.canaries_due(day, None) == ("c0", "c1", "daily", "third")
 
-    def test_the_shortest_interval_defines_the_slots(self):
+    def test_shortest_interval_defines_the_slots(self):
         assert Schedule(watched(1, 86400, often=900)).interval == 900
         assert Schedule(watched(1, 86400, seldom=9 * 86400)).interval == 86400
 
 
-def test_the_secret_is_created_once_per_set():
+def test_creates_the_secret_once_per_set():
     store, now = InMemoryEventStore(), datetime.fromtimestamp(NOON, UTC)
     first = schedule.schedule_secret(store, "clinic", now)
     assert len(first) == 32
     assert schedule.schedule_secret(store, "clinic", now) == first != schedule.schedule_secret(store, "other", now)
 
 
-def test_the_first_run_asks_all_and_the_next_starts_when_due():
+def test_first_run_asks_all_canaries_and_the_next_starts_when_due():
     store, clock = InMemoryEventStore(), Clock()
     asker = Asker(clock)
     (found,) = run_due(store, asker)
@@ -131,7 +131,7 @@ def test_the_first_run_asks_all_and_the_next_starts_when_due():
     assert len(asker.asked) == 6
 
 
-def test_an_interrupted_run_is_continued_without_asking_twice():
+def test_continues_an_interrupted_run_without_repeated_questions():
     store, clock = InMemoryEventStore(), Clock()
     killed = Asker(clock, die_at=("2026-03-01T12:00:00Z", "c1"))
     with pytest.raises(asyncio.CancelledError):
@@ -144,18 +144,18 @@ def test_an_interrupted_run_is_continued_without_asking_twice():
     assert finished_runs(store) == [run_id_of(NOON)]
 
 
-def test_a_run_interrupted_during_repetitions_is_continued_there():
+def test_continues_a_run_that_was_interrupted_during_repetitions():
     store, clock = InMemoryEventStore(), Clock()
     with pytest.raises(asyncio.CancelledError):
         run_due(store, Asker(clock, fails=["c0", "c2"], die_at=("2026-03-01T12:00:00Z~1", "c2")))
     second = Asker(clock, fails=["c0", "c2"])
     run_due(store, second)
     run = run_id_of(NOON)
-    assert second.asked == [(f"{run}~1", "c2")]  # both failed twice, which is enough
+    assert second.asked == [(f"{run}~1", "c2")]  # both failed twice, which is sufficient for an alarm
     assert open_alerts(store)[0].alert.canaries == ("c0", "c2")
 
 
-def test_the_latest_missed_slot_is_caught_up_and_the_others_are_recorded():
+def test_runs_the_latest_missed_slot_and_records_the_others():
     store, clock = InMemoryEventStore(), Clock()
     run_due(store, Asker(clock))
     clock.now += 5 * HOUR
@@ -169,7 +169,7 @@ def test_the_latest_missed_slot_is_caught_up_and_the_others_are_recorded():
     assert schedule.load_gaps(store, "other") == []
 
 
-def test_slots_missed_after_a_first_run_that_never_finished_are_recorded():
+def test_records_slots_missed_after_an_unfinished_first_run():
     store, clock = InMemoryEventStore(), Clock()
     with pytest.raises(asyncio.CancelledError):
         run_due(store, Asker(clock, die_at=("2026-03-01T12:00:00Z", "c2")))
@@ -180,7 +180,7 @@ def test_slots_missed_after_a_first_run_that_never_finished_are_recorded():
     assert (gap.first.timestamp(), gap.last.timestamp()) == (NOON + HOUR, NOON + 3 * HOUR)
 
 
-def test_an_old_started_run_is_finished_and_the_latest_slot_caught_up():
+def test_finishes_an_old_started_run_and_runs_the_latest_slot():
     store, clock = InMemoryEventStore(), Clock()
     run_due(store, Asker(clock))
     clock.now += HOUR
@@ -194,7 +194,7 @@ def test_an_old_started_run_is_finished_and_the_latest_slot_caught_up():
     assert schedule.load_gaps(store, "clinic")[0].slots == 3
 
 
-def test_a_missed_daily_canary_is_asked_in_an_hourly_run():
+def test_hourly_run_asks_a_missed_daily_canary():
     store, clock = InMemoryEventStore(), Clock()
     set_ = watched(1, HOUR, daily=86400)
     run_due(store, Asker(clock), set_)
@@ -207,21 +207,21 @@ def test_a_missed_daily_canary_is_asked_in_an_hourly_run():
     assert [c for _, c in asker.asked[2:]] == ["c0"]
 
 
-def test_without_the_lease_no_run_is_started_or_finished():
-    async def no():
+def test_starts_and_finishes_no_run_without_the_lease():
+    async def never():
         return False
 
     store, clock = InMemoryEventStore(), Clock()
     with pytest.raises(LostLease):
-        run_due(store, Asker(clock), may_write=no)
+        run_due(store, Asker(clock), may_write=never)
     assert store.scan() == []
     answers = iter([True, False])
 
-    async def then_no():
+    async def first_only():
         return next(answers)
 
     with pytest.raises(LostLease):
-        run_due(store, Asker(clock), may_write=then_no)
+        run_due(store, Asker(clock), may_write=first_only)
     assert finished_runs(store) == []
     assert len(store.scan("canary")) == 3
     second = Asker(clock)
@@ -230,7 +230,7 @@ def test_without_the_lease_no_run_is_started_or_finished():
     assert finished_runs(store) == [run_id_of(NOON)]
 
 
-def test_an_exception_gives_errors_and_the_run_is_finished():
+def test_exception_gives_errors_and_finishes_the_run():
     async def broken(run, canaries, on_result):
         on_result(CanaryResult(next(iter(canaries)), run, datetime.fromtimestamp(NOON, UTC), CanaryStatus.PASS))
         raise RuntimeError("secret words")
@@ -244,17 +244,17 @@ def test_an_exception_gives_errors_and_the_run_is_finished():
 
 
 def test_canaries_that_were_not_asked_are_errors():
-    async def lazy(run, canaries, on_result):
+    async def ask_none(run, canaries, on_result):
         return None
 
     store = InMemoryEventStore()
-    lazy.clock = Clock()
-    (found,) = run_due(store, lazy)
+    ask_none.clock = Clock()
+    (found,) = run_due(store, ask_none)
     assert found.unreachable
     assert [s.alert.kind for s in open_alerts(store)] == ["unreachable"]
 
 
-def test_a_config_error_is_raised():
+def test_raises_config_errors():
     async def wrong(run, canaries, on_result):
         raise ConfigError("k is too small")
 
@@ -263,7 +263,7 @@ def test_a_config_error_is_raised():
         run_due(InMemoryEventStore(), wrong)
 
 
-def test_an_unconfirmed_write_finishes_no_run(monkeypatch):
+def test_unconfirmed_write_finishes_no_run(monkeypatch):
     store, clock = InMemoryEventStore(), Clock()
     monkeypatch.setattr(store, "flush", lambda timeout_s=10.0: False)
     with pytest.raises(BackendError, match="did not confirm"):
@@ -271,7 +271,7 @@ def test_an_unconfirmed_write_finishes_no_run(monkeypatch):
     assert finished_runs(store) == []
 
 
-def test_failures_alarm_and_the_state_passes_to_the_next_run_and_process():
+def test_failures_alarm_and_the_state_persists_over_runs_and_processes():
     store, clock = InMemoryEventStore(), Clock()
     run_due(store, Asker(clock))
     for _ in range(2):
@@ -288,7 +288,7 @@ def test_failures_alarm_and_the_state_passes_to_the_next_run_and_process():
     assert phases == ["opened", "recovered"]
 
 
-def test_an_alarmed_canary_is_not_repeated():
+def test_does_not_repeat_an_alarmed_canary():
     store, clock = InMemoryEventStore(), Clock()
     for _ in range(4):
         asker = Asker(clock, fails=["c1"])
@@ -297,18 +297,18 @@ def test_an_alarmed_canary_is_not_repeated():
     assert len(asker.asked) == 3
 
 
-def test_a_crash_before_the_end_of_a_run_gives_one_alert(monkeypatch):
+def test_crash_before_the_end_of_a_run_gives_one_alert(monkeypatch):
     store, clock = InMemoryEventStore(), Clock()
     run_due(store, Asker(clock, fails=["c1"]), limits=AlarmLimits(max_repeats=1))
     clock.now += HOUR
     append = store.append
 
-    def dies(event):
+    def interrupt(event):
         if event.kind == schedule.RUN_KIND:
             raise KeyboardInterrupt
         append(event)
 
-    monkeypatch.setattr(store, "append", dies)
+    monkeypatch.setattr(store, "append", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_due(store, Asker(clock, fails=["c1"]), limits=AlarmLimits(max_repeats=1))
     assert [e.body["phase"] for e in store.scan("alert")] == ["opened"]
@@ -318,7 +318,7 @@ def test_a_crash_before_the_end_of_a_run_gives_one_alert(monkeypatch):
     assert len(finished_runs(store)) == 2
 
 
-def test_a_manual_run_counts_and_does_not_shift_the_schedule():
+def test_manual_run_counts_and_does_not_shift_the_schedule():
     store, clock = InMemoryEventStore(), Clock()
     run_due(store, Asker(clock))
     clock.now += 60
@@ -333,11 +333,11 @@ def test_a_manual_run_counts_and_does_not_shift_the_schedule():
     assert regular.alarmed == ("c0",)
 
 
-def test_concurrent_runs_both_count():
+def test_both_of_two_concurrent_runs_count():
     store, clock, within = InMemoryEventStore(), Clock(), []
 
     async def slow(run, canaries, on_result):
-        if not within:  # a manual run starts, and ends first
+        if not within:  # another manual run starts and ends during this one
             clock.now += 1
             within.append(await RunExecutor(watched(), Asker(clock, fails=["c1"]), store, pause_s=0).run_now(clock))
         await Asker(clock, fails=["c1", "c2"])(run, canaries, on_result)
@@ -358,7 +358,7 @@ def test_sets_on_one_store_are_independent():
     assert found.judged == 1
 
 
-def test_a_set_may_change_between_runs():
+def test_set_may_change_between_runs():
     store, clock = InMemoryEventStore(), Clock()
     run_due(store, Asker(clock), watched(3))
     clock.now += HOUR
@@ -368,7 +368,7 @@ def test_a_set_may_change_between_runs():
     assert run_due(store, Asker(clock), watched(2, 4 * HOUR)) == []  # the slot from 12 to 16 has its run
 
 
-def test_a_started_run_of_a_replaced_set_is_finished_with_the_current_canaries():
+def test_finishes_a_started_run_of_a_replaced_set_with_the_current_canaries():
     store, clock = InMemoryEventStore(), Clock()
     with pytest.raises(asyncio.CancelledError):
         run_due(store, Asker(clock, die_at=("2026-03-01T12:00:00Z", "c0")))
@@ -376,7 +376,7 @@ def test_a_started_run_of_a_replaced_set_is_finished_with_the_current_canaries()
     assert found.judged == 1
 
 
-def test_the_last_run_is_found_after_months():
+def test_finds_the_last_run_after_months():
     store, clock = InMemoryEventStore(), Clock()
     run_due(store, Asker(clock))
     clock.now += 90 * 86400
@@ -386,7 +386,7 @@ def test_the_last_run_is_found_after_months():
 
 
 class TestCurrentGap:
-    def test_slots_that_passed_without_a_watch(self):
+    def test_gap_contains_slots_that_passed_without_a_run(self):
         hours = int(NOON // HOUR)
         before = schedule.RunHistory(accounted=(hours - 5) * HOUR)
         gap = schedule.current_gap(watched(), before, hours * HOUR + 60.0)
@@ -396,15 +396,15 @@ class TestCurrentGap:
     @pytest.mark.parametrize(
         ("before", "late"),
         [
-            (schedule.RunHistory(), 9.5),  # never watched
+            (schedule.RunHistory(), 9.5),  # no run so far
             (schedule.RunHistory(accounted=0), 1.9),  # slot 1 has not passed
             (schedule.RunHistory(accounted=0, started=(schedule.StartedRun(HOUR, "r", ()),)), 2.5),  # in progress
         ],
     )
-    def test_slots_that_may_still_run_are_no_gap(self, before, late):
+    def test_gap_excludes_slots_that_may_still_run(self, before, late):
         assert schedule.current_gap(watched(), before, late * HOUR) is None
 
-    def test_recorded_gaps_are_read_back(self):
+    def test_reads_recorded_gaps(self):
         store, now = InMemoryEventStore(), datetime.fromtimestamp(NOON, UTC)
         table = Schedule(watched(), "a")
         latest = table.latest_slot(NOON)

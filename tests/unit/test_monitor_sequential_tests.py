@@ -1,4 +1,4 @@
-"""The sequential tests, against independent computations."""
+"""The sequential tests, compared with independent computations."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def test_failures_tail_with_one_rate_is_binomial(n, p):
     assert sequential_tests.failures_tail((p,) * n) == pytest.approx(binom.sf(k - 1, n, p), rel=1e-8, abs=1e-200)
 
 
-def test_failures_tail_is_precise_far_out():
+def test_failures_tail_is_precise_for_tiny_probabilities():
     assert sequential_tests.failures_tail((0.01,) * 50)[20] == pytest.approx(binom.sf(19, 50, 0.01), rel=1e-9)
 
 
-def test_page_rules_would_fire_in_39_percent_of_the_runs():
+def test_probability_of_a_page_rule_finding_is_39_percent_per_run():
     assert sequential_tests.failures_tail((0.01,) * 50)[1] == pytest.approx(1 - 0.99**50)
     assert round(1 - 0.99**50, 2) == 0.39
 
@@ -55,14 +55,14 @@ def test_flake_rate_bound_is_clopper_pearson(asked, data):
     assert sequential_tests.flake_rate_bound(FlakeCounts(asked, failed)) == pytest.approx(oracle, abs=1e-8)
 
 
-def test_flake_rate_bound_has_its_coverage():
+def test_flake_rate_bound_has_its_nominal_coverage():
     rng = np.random.default_rng(3)
     for p in (0.01, 0.03, 0.1):
         bounds = [sequential_tests.flake_rate_bound(FlakeCounts(60, int(f))) for f in rng.binomial(60, p, 4000)]
         assert np.mean(np.array(bounds) >= p) >= 0.79
 
 
-def test_failures_that_last_count_once_in_the_flake_rate():
+def test_persistent_failures_count_once_in_the_flake_rate():
     counts = FlakeCounts(20, 9, next_asked=9, next_failed=8)
     assert counts.fresh == (11, 1)
     assert sequential_tests.flake_rate_bound(counts) == sequential_tests.flake_rate_bound(FlakeCounts(11, 1))
@@ -70,7 +70,7 @@ def test_failures_that_last_count_once_in_the_flake_rate():
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=6))
-def test_bounds_on_lasting_failures_are_clopper_pearson_over_the_set(canaries):
+def test_bounds_on_repeat_failure_rates_are_clopper_pearson_over_the_set(canaries):
     flakes = tuple(FlakeCounts(20, 8, a, min(a, b), b, min(a, b) // 2) for a, b in canaries)
     broken = FlakeCounts(20, 20, 19, 19, 20, 20)
     found = sequential_tests.answers_after_failures((*flakes, broken))
@@ -84,8 +84,8 @@ def test_bounds_on_lasting_failures_are_clopper_pearson_over_the_set(canaries):
     assert found.repeat_bound == bound(found.repeats_failed, found.repeats)
 
 
-def test_the_bound_holds_also_where_failures_last_as_long_as_half_of_the_baseline():
-    """Failures that last with .9. Without the canaries that failed in half of their runs the bound would not hold."""
+def test_bound_on_repeat_failures_holds_for_failures_over_half_of_the_baseline():
+    """Failures persist with probability 0.9. The bound requires the canaries that failed in half of their runs."""
     rng, sets, too_low = np.random.default_rng(3), 400, np.zeros(2)
     for _ in range(sets):
         fails, runs = False, np.zeros((20, 50), bool)
@@ -93,13 +93,13 @@ def test_the_bound_holds_also_where_failures_last_as_long_as_half_of_the_baselin
             runs[number] = fails = rng.random(50) < np.where(fails, 0.9, 0.01)
         asked, failed = runs[:-1].sum(0), (runs[:-1] & runs[1:]).sum(0)
         flakes = [FlakeCounts(20, *map(int, row)) for row in zip(runs.sum(0), asked, failed, strict=True)]
-        seldom = [f for f in flakes if 2 * f.failed < f.asked]
-        too_low += [sequential_tests.answers_after_failures(tuple(f)).next_bound < 0.9 for f in (flakes, seldom)]
+        rarely_failed = [f for f in flakes if 2 * f.failed < f.asked]
+        too_low += [sequential_tests.answers_after_failures(tuple(f)).next_bound < 0.9 for f in (flakes, rarely_failed)]
     assert too_low[0] / sets <= 0.05 < too_low[1] / sets
 
 
 @given(st.integers(1, 100), st.data())
-def test_flake_rates_grow_with_failures(asked, data):
+def test_flake_rates_increase_with_failures(asked, data):
     failed = data.draw(st.integers(0, asked - 1))
     for rate in (sequential_tests.flake_rate_bound, sequential_tests.flake_rate_mean):
         assert MIN_FLAKE_RATE <= rate(FlakeCounts(asked, failed)) <= rate(FlakeCounts(asked, failed + 1)) <= 1
@@ -114,7 +114,7 @@ def test_likelihood_ratios_equal_ratios_of_binomials(flake, failed, passed):
 
 @given(RATES, RATES)
 def test_evidence_is_a_supermartingale_without_a_change(flake, below):
-    """Basis of the guarantee: at a rate of at most p0, an answer multiplies the evidence by at most 1 on average."""
+    """Basis of the guarantee: at a failure rate of at most p0, the mean factor of an answer is at most 1."""
     true = min(flake, below)
     for failed, passed in zip(
         sequential_tests.likelihood_ratios(flake, 1, 0), sequential_tests.likelihood_ratios(flake, 0, 1), strict=True
@@ -135,8 +135,8 @@ BASELINES = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5)), min_size=
 
 @given(BASELINES, st.integers(0, 4), st.integers(0, 30))
 @settings(max_examples=30)
-def test_failure_chance_is_that_of_the_naive_integral(baselines, failed, passed):
-    """Against sums over a grid of rates, written independently."""
+def test_failure_probability_equals_the_naive_integral(baselines, failed, passed):
+    """Compares with independent sums over a grid of rates."""
     flakes = tuple(FlakeCounts(asked, min(asked, f)) for asked, f in baselines)
     density = null_density(np.array([[f.failed for f in flakes]]), np.array([[f.asked for f in flakes]]))[0]
     now = density * RATES_GRID**failed * (1 - RATES_GRID) ** passed
@@ -146,7 +146,7 @@ def test_failure_chance_is_that_of_the_naive_integral(baselines, failed, passed)
 
 
 def test_evidence_has_mean_one_if_the_rate_comes_from_the_baselines():
-    """Basis of the bound: with the rate integrated out, each sequence's likelihood ratio has mean 1."""
+    """Basis of the bound: with the rate integrated out, the likelihood ratio of each sequence has mean 1."""
     flakes = tuple(FlakeCounts(20, f) for f in (0, 0, 0, 1, 0, 2, 0, 0, 1, 0))
     total = 0.0
     for answers in itertools.product((0, 1), repeat=9):
@@ -168,16 +168,16 @@ def test_repeat_ratios_have_mean_one(trials):
     assert null @ ratios == pytest.approx(1.0)
 
 
-def test_a_canary_unlike_its_set_is_judged_by_its_own_baseline():
+def test_failure_probability_of_an_atypical_canary_follows_its_own_baseline():
     alike = tuple(FlakeCounts(20, int(i < 10)) for i in range(49))
     own = FlakeCounts(20, 8)
     assert sequential_tests.failure_chance(own, (*alike, own), 0, 0) == pytest.approx(8.5 / 21, rel=0.05)
-    quiet = FlakeCounts(20, 0)
-    assert sequential_tests.failure_chance(quiet, (*alike, quiet), 0, 0) < 0.015  # alone, by Jeffreys: .024
+    clean = FlakeCounts(20, 0)
+    assert sequential_tests.failure_chance(clean, (*alike, clean), 0, 0) < 0.015  # its own Jeffreys estimate: .024
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0, 3000)), st.floats(1, 3000))
-def test_ebh_rejects_the_largest_set_whose_smallest_suffices(weighted, budget):
+def test_ebh_rejects_the_largest_set_with_sufficient_minimum_evidence(weighted, budget):
     fitting = [
         set(some)
         for k in range(1, len(weighted) + 1)
@@ -187,9 +187,7 @@ def test_ebh_rejects_the_largest_set_whose_smallest_suffices(weighted, budget):
     rejected = sequential_tests.ebh_rejections(weighted, budget)
     assert len(rejected) == max((len(some) for some in fitting), default=0)
     assert not rejected or min(weighted[i] for i in rejected) * len(rejected) >= budget * (1 - 1e-12)
-    assert sum(weighted[i] for i in rejected) >= (
-        budget * (1 - 1e-12) if rejected else 0
-    )  # the share of the budget that an alarm uses
+    assert sum(weighted[i] for i in rejected) >= (budget * (1 - 1e-12) if rejected else 0)  # the budget of an alarm
 
 
 @given(st.integers(0, 40), st.integers(0, 40))

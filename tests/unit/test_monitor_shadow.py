@@ -9,7 +9,7 @@ from casemate.types import UNKNOWN, Answer, Document, Hit, Retrieval, Similarity
 from tests.fakes import BagOfWords
 
 
-class State(Target):
+class TableTarget(Target):
     """Answers from a table: question to answer and ids."""
 
     def __init__(self, table):
@@ -34,16 +34,16 @@ BEFORE = {
 
 
 def diff(after, questions=tuple(BEFORE), before=BEFORE, **options):
-    return asyncio.run(shadow_diff(questions, State(before), State(before | after), **options))
+    return asyncio.run(shadow_diff(questions, TableTarget(before), TableTarget(before | after), **options))
 
 
 class TestFlips:
-    def test_nothing_changed(self):
+    def test_equal_answers_have_no_flips(self):
         found = diff({})
         assert (found.asked, found.errors, found.flips, found.suspects, found.overlap) == (4, 0, (), (), 1.0)
         assert found.share.value == 0.0
 
-    def test_kinds(self):
+    def test_classifies_flips(self):
         found = diff({"fee": ("It is 90 crowns.", "xab"), "hours": (UNKNOWN, "xd"), "mayor": ("It is Ann.", "fgy")})
         assert [(f.question, f.kind, f.new) for f in found.flips] == [
             (0, "changed", ("x",)),
@@ -52,10 +52,10 @@ class TestFlips:
         ]
         assert found.share.value == 0.75
 
-    def test_citations_are_no_change(self):
+    def test_ignores_changed_citations(self):
         assert diff({"fee": ("It is 25 crowns [2].\nSources: [2] a.md", "abc")}).flips == ()
 
-    def test_with_an_embedder_similar_answers_are_equal(self):
+    def test_similar_answers_are_equal_with_an_embedder(self):
         embedder = BagOfWords()
         near = {"hours": ("From 8 to 4 o'clock.", "de")}
         assert len(diff(near).flips) == 1
@@ -67,7 +67,7 @@ class TestFlips:
             float(embedder.embed(["From 8 to 4."])[0] @ embedder.embed(["Closed for good"])[0])
         )
 
-    def test_an_empty_answer_is_a_change(self):
+    def test_empty_answer_is_a_change(self):
         assert [f.kind for f in diff({"fee": ("", "abc")}, embedder=BagOfWords()).flips] == ["changed"]
 
 
@@ -79,10 +79,10 @@ class TestSuspects:
         "mayor": (UNKNOWN, "xf"),
     }
 
-    def test_documents_with_most_flips_come_first(self):
+    def test_lists_documents_with_most_flips_first(self):
         assert diff(self.after).suspects == (("x", 3, 2), ("n", 1, 0))
 
-    def test_flips_without_a_new_document_are_counted(self):
+    def test_counts_flips_without_a_new_document(self):
         assert diff({"fee": ("It is 90 crowns.", "abc")}).unexplained == 1
 
 
@@ -92,26 +92,26 @@ class TestAsking:
         assert (found.asked, found.errors) == (3, 1)
         assert "the fee" not in repr(found)
 
-    def test_unreachable_targets(self):
+    def test_unreachable_targets_give_errors_only(self):
         found = diff({q: (OSError("gone"), "") for q in BEFORE})
         assert (found.asked, found.errors, found.overlap) == (0, 4, 1.0)
         with pytest.raises(ValueError, match="trials"):
             _ = found.share
 
-    def test_a_hanging_target_times_out(self):
+    def test_hanging_target_times_out(self):
         class Hanging(Target):
             async def ask(self, query):
                 await asyncio.sleep(30)
 
-        found = asyncio.run(shadow_diff(["fee"], State(BEFORE), Hanging(), timeout_s=0.02))
+        found = asyncio.run(shadow_diff(["fee"], TableTarget(BEFORE), Hanging(), timeout_s=0.02))
         assert found.errors == 1
 
-    def test_queries_carry_client_tenant_and_k(self):
-        after = State(BEFORE)
-        asyncio.run(shadow_diff(["fee"], State(BEFORE), after, k=3, tenant="north"))
+    def test_queries_contain_client_tenant_and_k(self):
+        after = TableTarget(BEFORE)
+        asyncio.run(shadow_diff(["fee"], TableTarget(BEFORE), after, k=3, tenant="north"))
         assert after.clients == {("shadow", "north", 3)}
 
-    def test_without_ids_there_are_no_suspects(self):
+    def test_targets_without_ids_have_no_suspects(self):
         class SourcesOnly(Target):
             tells = frozenset({"sources"})
 
@@ -124,5 +124,5 @@ class TestAsking:
         found = asyncio.run(shadow_diff(["fee"], SourcesOnly("a"), SourcesOnly("b")))
         assert (found.suspects, found.overlap) == ((), 0.0)
 
-    def test_the_result_contains_no_text(self):
+    def test_result_contains_no_text(self):
         assert "crowns" not in repr(diff(TestSuspects.after))

@@ -28,8 +28,8 @@ from casemate.monitor.trends.trend import (
 from tests.unit.monitor_stores import InMemoryEventStore
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-LETTERS = {"P": CanaryStatus.PASS, "F": CanaryStatus.FAIL, "E": CanaryStatus.ERROR}
-ONCE = AlarmLimits(max_repeats=0)
+STATUS_OF_LETTER = {"P": CanaryStatus.PASS, "F": CanaryStatus.FAIL, "E": CanaryStatus.ERROR}
+NO_REPEATS = AlarmLimits(max_repeats=0)
 
 
 def watched(n):
@@ -42,7 +42,7 @@ def history(*runs):
     for number, letters in enumerate(runs):
         at = NOON + timedelta(hours=number)
         name = f"clinic@{at:%Y-%m-%dT%H:%M:%SZ}"
-        found += [CanaryResult(f"c{i}", name, at, LETTERS[x]) for i, x in enumerate(letters)]
+        found += [CanaryResult(f"c{i}", name, at, STATUS_OF_LETTER[x]) for i, x in enumerate(letters)]
     return found
 
 
@@ -51,8 +51,8 @@ def kinds(found, kind):
 
 
 @given(st.lists(st.text("PFE", min_size=3, max_size=3), min_size=1, max_size=25))
-def test_page_rules_agree_with_the_wiki_page(runs):
-    """Against the algorithm of the wiki page: one timeline per canary."""
+def test_page_rules_equal_those_of_the_wiki_page(runs):
+    """Compares with the algorithm of the wiki page, with one timeline per canary."""
     sudden, persistent, rate = [], [], []
     for i in range(3):
         line = [(number, run[i] == "P") for number, run in enumerate(runs) if run[i] != "E"]
@@ -63,46 +63,46 @@ def test_page_rules_agree_with_the_wiki_page(runs):
         judged = [x for x in run if x != "E"]
         if judged and judged.count("F") / len(judged) > 0.10:
             rate.append(number)
-    found = compute_trend(history(*runs), watched(3), ONCE)
+    found = compute_trend(history(*runs), watched(3), NO_REPEATS)
     assert [(int((f.at - NOON).total_seconds()) // 3600, *f.canaries) for f in kinds(found, SUDDEN)] == sorted(sudden)
     assert sorted(i for f in kinds(found, PERSISTENT) for i in f.canaries) == persistent
     assert [int((f.at - NOON).total_seconds()) // 3600 for f in kinds(found, FAILURES)] == rate
 
 
-def test_exactly_ten_percent_of_failures_is_no_finding():
-    assert not kinds(compute_trend(history("F" + "P" * 9), watched(10), ONCE), FAILURES)
-    assert kinds(compute_trend(history("FF" + "P" * 8), watched(10), ONCE), FAILURES)
+def test_failure_rate_of_exactly_ten_percent_is_not_a_finding():
+    assert not kinds(compute_trend(history("F" + "P" * 9), watched(10), NO_REPEATS), FAILURES)
+    assert kinds(compute_trend(history("FF" + "P" * 8), watched(10), NO_REPEATS), FAILURES)
 
 
 def test_page_rules_alert_only_if_configured():
     runs = history("PPPPPPPPPP", "FFPPPPPPPP", *["FPPPPPPPPP"] * 9)
     ruled = {SUDDEN, PERSISTENT, FAILURES}
-    assert {f.kind for f in compute_trend(runs, watched(10), ONCE).findings if not f.alerts} == ruled
-    loud = compute_trend(runs, watched(10), AlarmLimits(max_repeats=0, page_rules=True))
-    assert {f.kind for f in loud.findings if f.alerts} >= ruled
+    assert {f.kind for f in compute_trend(runs, watched(10), NO_REPEATS).findings if not f.alerts} == ruled
+    with_alerts = compute_trend(runs, watched(10), AlarmLimits(max_repeats=0, page_rules=True))
+    assert {f.kind for f in with_alerts.findings if f.alerts} >= ruled
 
 
 def test_alarms_are_findings_with_their_canaries():
-    (changed,) = kinds(compute_trend(history("PPPPP", *["FPPPP"] * 6), watched(5), ONCE), CHANGED)
+    (changed,) = kinds(compute_trend(history("PPPPP", *["FPPPP"] * 6), watched(5), NO_REPEATS), CHANGED)
     assert (changed.canaries, changed.severity, changed.alerts) == (("c0",), Severity.MEDIUM, True)
-    (many,) = kinds(compute_trend(history("P" * 50, "F" * 8 + "P" * 42), watched(50), ONCE), MANY)
+    (many,) = kinds(compute_trend(history("P" * 50, "F" * 8 + "P" * 42), watched(50), NO_REPEATS), MANY)
     assert many.severity is Severity.CRITICAL
     assert "8 of 50 canaries failed at once" in many.message
     assert many.alerts
 
 
-def test_missing_answers_are_reported_once():
+def test_reports_missing_answers_once():
     runs = history("PPPP", "EEEE", "EEEE", "PPPP", *["PPPE"] * 5)
-    found = compute_trend(runs, watched(4), ONCE)
+    found = compute_trend(runs, watched(4), NO_REPEATS)
     assert [f.run[-9:-4] for f in kinds(found, UNREACHABLE)] == ["13:00"]
     (blind,) = kinds(found, BLIND)
     assert blind.canaries == ("c3",)
     assert not kinds(found, CHANGED)
 
 
-def test_summaries_of_canaries_and_runs():
+def test_summarizes_canaries_and_runs():
     found = compute_trend(
-        history("PPP", "FPE", "FPP"), WatchedSet("clinic", (*watched(3).canaries, WatchedCanary("new"))), ONCE
+        history("PPP", "FPE", "FPP"), WatchedSet("clinic", (*watched(3).canaries, WatchedCanary("new"))), NO_REPEATS
     )
     line, _, third, new = found.canaries
     assert (line.judged, line.failed, line.errors, line.last, line.recent) == (3, 2, 0, CanaryStatus.FAIL, "PFF")
@@ -114,22 +114,22 @@ def test_summaries_of_canaries_and_runs():
     assert found.runs[0].p_value == 1 > found.runs[1].p_value
 
 
-def test_repetitions_belong_to_their_run():
+def test_repetitions_count_in_their_run():
     runs = history("FPP")
     runs.append(CanaryResult("c0", f"{runs[0].run}~1", NOON, CanaryStatus.PASS))
-    found = compute_trend(runs, watched(3), ONCE)
+    found = compute_trend(runs, watched(3), NO_REPEATS)
     assert len(found.runs) == 1
     assert found.canaries[0].judged == 1
     assert found.state.canaries["c0"].recent == "F"
 
 
-def test_an_empty_history_has_no_findings():
-    found = compute_trend([], watched(2), ONCE)
+def test_empty_history_has_no_findings():
+    found = compute_trend([], watched(2), NO_REPEATS)
     assert (found.runs, found.findings, found.state) == ((), (), CusumState())
     assert [line.last for line in found.canaries] == [None, None]
 
 
-def test_only_results_of_the_set_are_read():
+def test_reads_only_results_of_the_set():
     store = InMemoryEventStore()
     for result in history("PF"):
         store.append(result_to_event(result))
@@ -139,7 +139,7 @@ def test_only_results_of_the_set_are_read():
 
 
 def count_calls(task) -> int:
-    """Number of Python and C functions that a task calls: a measure of work that a busy machine does not change."""
+    """Counts calls of Python and C functions: a measure of work that does not depend on machine load."""
     calls = 0
 
     def count(frame, event, argument):
@@ -156,7 +156,7 @@ def count_calls(task) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("canaries", "runs"), [(50, 200), (1, 10_000)])
-def test_the_work_for_ten_thousand_results_is_linear(tmp_path, canaries, runs):
+def test_number_of_calls_is_linear_in_the_number_of_results(tmp_path, canaries, runs):
     rng = np.random.default_rng(0)
     store = SqlEventStore(path=tmp_path / "events.db")
     for number in range(runs):

@@ -1,4 +1,4 @@
-"""The watch: with a simulated clock, and as real processes on one store, some of them killed."""
+"""The watch, with a simulated clock and as real processes on one store, some of which are killed."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ def watch_until(hours, store, channels=(), fails=lambda now: False, **more):
     asyncio.run(main())
 
 
-def test_every_slot_has_one_run_at_a_random_time():
-    store, runs, led = InMemoryEventStore(), [], []
-    watch_until(24, store, on_run=runs.append, on_leader_change=led.append)
+def test_each_slot_has_one_run_at_a_random_time():
+    store, runs, leader_changes = InMemoryEventStore(), [], []
+    watch_until(24, store, on_run=runs.append, on_leader_change=leader_changes.append)
     begun = [e for e in store.scan(schedule.SLOT_KIND)]
     slots = [e.body["slot"] for e in begun]
     assert slots == list(range(slots[0], slots[0] + HOUR * len(slots), HOUR))
@@ -130,12 +130,12 @@ def test_every_slot_has_one_run_at_a_random_time():
     late = [e.at.timestamp() - e.body["slot"] for e in begun[1:]]
     assert all(0 <= x < HOUR for x in late)
     assert len({round(x / 60) for x in late}) > 10
-    assert led == [True]  # a process that is stopped does not stand by
+    assert leader_changes == [True]  # a stopped process does not become a standby
     assert store.leases == {}
 
 
-def test_a_leader_that_loses_its_lease_stands_by():
-    store, led = InMemoryEventStore(), []
+def test_leader_that_loses_its_lease_becomes_a_standby():
+    store, leader_changes = InMemoryEventStore(), []
     leader = LeaderElection(store, "w", 0.15)
 
     async def work():
@@ -144,20 +144,20 @@ def test_a_leader_that_loses_its_lease_stands_by():
 
     async def main():
         with suppress(TimeoutError):
-            await asyncio.wait_for(leader.run_whenever_leader(work, led.append), 1)
+            await asyncio.wait_for(leader.run_whenever_leader(work, leader_changes.append), 1)
 
     asyncio.run(main())
-    assert led == [True, False]
+    assert leader_changes == [True, False]
 
 
-def test_concurrent_work_is_cancelled_once_and_cleans_up():
+def test_cancellation_waits_for_the_cleanup_of_concurrent_tasks():
     finished = []
 
     async def work(seconds):
         try:
             await asyncio.sleep(60)
         finally:
-            await asyncio.sleep(seconds)  # as when it records results and releases its lease
+            await asyncio.sleep(seconds)  # like recording results and releasing the lease
             finished.append(seconds)
 
     async def main():
@@ -171,7 +171,7 @@ def test_concurrent_work_is_cancelled_once_and_cleans_up():
     assert finished == [0.0, 0.05]
 
 
-def test_a_failure_is_notified_and_so_is_its_recovery():
+def test_notifies_of_a_failure_and_its_recovery():
     store, channel = InMemoryEventStore(), FakeChannel()
     watch_until(24, store, [channel], fails=lambda now: NOON + 5 * HOUR < now < NOON + 12 * HOUR)
     assert [n.action for n in channel.received] == ["opened", "recovered"]
@@ -182,7 +182,7 @@ def test_a_failure_is_notified_and_so_is_its_recovery():
 
 
 def test_changes_of_the_set_apply_to_the_next_run():
-    def current():  # as if the operator replaced a document: its canary does not alert any more
+    def current():  # simulates a replaced document: its canary no longer alerts
         before = watched()
         after = tuple(replace(canary, alerts=canary.id != "c1") for canary in before.canaries)
         return replace(before, canaries=after) if store.scan(schedule.RUN_KIND) else before
@@ -193,7 +193,7 @@ def test_changes_of_the_set_apply_to_the_next_run():
     assert channel.received == []
 
 
-def test_after_a_restart_it_continues():
+def test_continues_after_a_restart():
     store = InMemoryEventStore()
     watch_until(5, store)
     first = len(store.scan(schedule.RUN_KIND))
@@ -204,7 +204,7 @@ def test_after_a_restart_it_continues():
     assert schedule.load_gaps(store, "clinic") == []
 
 
-def test_a_failing_store_is_retried(monkeypatch):
+def test_retries_a_failing_store(monkeypatch):
     store, calls = InMemoryEventStore(), []
     scan = store.scan
 
@@ -225,7 +225,7 @@ def test_a_failing_store_is_retried(monkeypatch):
     assert len(scan(schedule.RUN_KIND)) >= 1
 
 
-def test_a_config_error_ends_the_watch_and_releases_the_lease():
+def test_config_error_ends_the_watch_and_releases_the_lease():
     async def wrong(run, canaries, on_result):
         raise ConfigError("k is too small")
 
@@ -236,21 +236,21 @@ def test_a_config_error_ends_the_watch_and_releases_the_lease():
 
 
 class TestLeaderElection:
-    def test_of_two_processes_one_is_the_leader_until_it_releases_the_lease(self):
+    def test_one_of_two_processes_is_the_leader_until_it_releases_the_lease(self):
         store = InMemoryEventStore()
         one, other = LeaderElection(store, "w", 60), LeaderElection(store, "w", 60)
 
-        async def story():
+        async def scenario():
             assert await one.acquire() and one.is_leader
             assert not await other.acquire() and not other.is_leader
             await one.release()
             assert not one.is_leader
             assert await other.acquire()
 
-        asyncio.run(story())
+        asyncio.run(scenario())
         assert one.holder != other.holder
 
-    def test_work_is_cancelled_when_the_lease_is_lost(self):
+    def test_cancels_work_if_the_lease_is_lost(self):
         store = InMemoryEventStore()
         leader, cancelled = LeaderElection(store, "w", 0.15), []
 
@@ -261,17 +261,17 @@ class TestLeaderElection:
                 cancelled.append(True)
                 raise
 
-        async def story():
+        async def scenario():
             assert await leader.acquire()
             store.leases["w"] = ("another process", time.monotonic() + 60)
             return await leader.run_while_leader(work())
 
         begun = time.monotonic()
-        assert asyncio.run(story()) is False
+        assert asyncio.run(scenario()) is False
         assert cancelled == [True]
         assert time.monotonic() - begun < 30
 
-    def test_an_unreachable_store_is_retried_until_the_lease_expires(self):
+    def test_retries_an_unreachable_store_until_the_lease_expires(self):
         store, asked = InMemoryEventStore(), []
         leader = LeaderElection(store, "w", 0.3)
 
@@ -279,33 +279,33 @@ class TestLeaderElection:
             asked.append(1)
             raise BackendError("unreachable", backend="kept", retryable=True)
 
-        async def story():
+        async def scenario():
             assert await leader.acquire()
             store.lease = unreachable
             begun = time.monotonic()
             kept = await leader.run_while_leader(asyncio.sleep(30))
             return kept, time.monotonic() - begun
 
-        kept, seconds = asyncio.run(story())
+        kept, seconds = asyncio.run(scenario())
         assert not kept
         assert seconds >= 0.25
         assert len(asked) >= 2
 
-    def test_exceptions_of_the_work_are_raised(self):
+    def test_raises_exceptions_of_the_work(self):
         leader = LeaderElection(InMemoryEventStore(), "w", 60)
 
         async def fails():
             raise ValueError("no")
 
-        async def story():
+        async def scenario():
             await leader.acquire()
             assert await leader.run_while_leader(asyncio.sleep(0)) is True
             with pytest.raises(ValueError, match="no"):
                 await leader.run_while_leader(fails(), asyncio.sleep(30))
 
-        asyncio.run(story())
+        asyncio.run(scenario())
 
-    def test_a_pending_request_does_not_acquire_a_released_lease(self):
+    def test_pending_request_does_not_acquire_a_released_lease(self):
         store = InMemoryEventStore()
         leader, lease = LeaderElection(store, "w", 60), store.lease
 
@@ -315,14 +315,14 @@ class TestLeaderElection:
 
         store.lease = slow
 
-        async def story():
+        async def scenario():
             task = asyncio.ensure_future(leader.acquire())
             await asyncio.sleep(0.05)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await leader.release()
 
-        asyncio.run(story())
+        asyncio.run(scenario())
         assert store.leases == {}
 
 
@@ -349,7 +349,7 @@ def asked(log):
     return [(float(at), int(pid), run, canary) for at, pid, run, canary in lines]
 
 
-def until(holds, seconds=60):
+def wait_until(holds, seconds=60):
     deadline = time.monotonic() + seconds
     while not (found := holds()):
         assert time.monotonic() < deadline, "timeout"
@@ -357,7 +357,7 @@ def until(holds, seconds=60):
     return found
 
 
-def in_mid_run(log, finished):
+def question_in_progress(log, finished):
     """The last question, if its run is in progress."""
     found = asked(log)
     if not found or found[-1][2] in finished():
@@ -383,25 +383,25 @@ def check_each_run_once(store, log, every=2):
         assert sorted(r.canary for r in results if r.run == run.body["run"]) == [f"c{i:02}" for i in range(20)]
     assert all(r.status is CanaryStatus.PASS for r in results)
     twice = {pair: n for pair, n in Counter((run, canary) for _, _, run, canary in asked(log)).items() if n > 1}
-    assert len({run for run, _ in twice}) <= 1  # the interrupted one: results that were not durable are asked again
+    assert len({run for run, _ in twice}) <= 1  # the interrupted run: questions without durable results are repeated
     assert set(twice.values()) <= {2, 3}
 
 
 @pytest.mark.slow
-def test_after_a_kill_of_the_leader_another_process_finishes_the_run(url, tmp_path):
+def test_another_process_finishes_the_run_after_a_kill_of_the_leader(url, tmp_path):
     store, log = SqlEventStore(url), tmp_path / "asked"
 
     def finished():
         return {e.body["run"] for e in store.scan(schedule.RUN_KIND)}
 
     with workers(url, log, 2) as processes:
-        until(lambda: len(finished()) >= 1)
-        _, leader, killed_run, _ = until(lambda: in_mid_run(log, finished))
-        assert {pid for _, pid, _, _ in asked(log)} == {leader}  # the other stood by
+        wait_until(lambda: len(finished()) >= 1)
+        _, leader, killed_run, _ = wait_until(lambda: question_in_progress(log, finished))
+        assert {pid for _, pid, _, _ in asked(log)} == {leader}  # the other was on standby
         os.kill(leader, signal.SIGKILL)
         done = len(asked(log))
-        until(lambda: killed_run in finished())
-        until(lambda: len([r for r in finished() if r > killed_run]) >= 1)
+        wait_until(lambda: killed_run in finished())
+        wait_until(lambda: len([r for r in finished() if r > killed_run]) >= 1)
         other = next(p.pid for p in processes if p.pid != leader)
         assert {pid for _, pid, _, _ in asked(log)[done + 1 :]} == {other}
     by = Counter((run == killed_run, pid) for _, pid, run, _ in asked(log))
@@ -411,20 +411,20 @@ def test_after_a_kill_of_the_leader_another_process_finishes_the_run(url, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_signal_releases_the_lease_and_a_restart_continues(tmp_path):
+def test_signal_releases_the_lease_and_a_restart_continues(tmp_path):
     url, log = f"sqlite:///{tmp_path}/events.db", tmp_path / "asked"
     store = SqlEventStore(url)
     for _ in range(2):
         with workers(url, log, 1, lease=60.0) as (process,):
             before = len(asked(log))
-            until(lambda before=before: len(asked(log)) > before + 5)
+            wait_until(lambda before=before: len(asked(log)) > before + 5)
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
             assert process.stdout.readline() == "finished\n"
         assert store.lease("canaries:clinic", "the test", 0.01)
     with workers(url, log, 1) as (process,):
         before = len(store.scan(schedule.RUN_KIND))
-        until(lambda: len(store.scan(schedule.RUN_KIND)) > before + 1)
+        wait_until(lambda: len(store.scan(schedule.RUN_KIND)) > before + 1)
         process.send_signal(signal.SIGINT)
         process.wait(30)
     check_each_run_once_after_stops(store, log)
@@ -432,7 +432,7 @@ def test_a_signal_releases_the_lease_and_a_restart_continues(tmp_path):
 
 
 def check_each_run_once_after_stops(store, log):
-    """As above; each stop may have interrupted one question."""
+    """Like `check_each_run_once`; each stop may have interrupted one question."""
     results = [result_from_event(e) for e in store.scan("canary")]
     for run in store.scan(schedule.RUN_KIND):
         assert sorted(r.canary for r in results if r.run == run.body["run"]) == [f"c{i:02}" for i in range(20)]
@@ -441,7 +441,7 @@ def check_each_run_once_after_stops(store, log):
 
 
 @pytest.mark.slow
-def test_a_leader_that_lost_its_lease_does_not_finish_its_run(tmp_path):
+def test_leader_that_lost_its_lease_does_not_finish_its_run(tmp_path):
     url, log = f"sqlite:///{tmp_path}/events.db", tmp_path / "asked"
     store = SqlEventStore(url)
 
@@ -449,9 +449,9 @@ def test_a_leader_that_lost_its_lease_does_not_finish_its_run(tmp_path):
         return {e.body["run"] for e in store.scan(schedule.RUN_KIND)}
 
     with workers(url, log, 1, every=3):
-        _, _, run, _ = until(lambda: in_mid_run(log, finished))
-        with closing(sqlite3.connect(tmp_path / "events.db", timeout=10)) as thief, thief:
-            thief.execute("UPDATE casemate_leases SET holder = 'thief'")  # as if the leader had been suspended
+        _, _, run, _ = wait_until(lambda: question_in_progress(log, finished))
+        with closing(sqlite3.connect(tmp_path / "events.db", timeout=10)) as connection, connection:
+            connection.execute("UPDATE casemate_leases SET holder = 'thief'")  # simulates a suspended leader
         assert not store.lease("canaries:clinic", "the test", 60)
         kept = time.monotonic() + 2.5
         while time.monotonic() < kept:
@@ -461,6 +461,6 @@ def test_a_leader_that_lost_its_lease_does_not_finish_its_run(tmp_path):
         assert run not in finished()
         time.sleep(0.5)
         assert len(asked(log)) == stopped
-        until(lambda: run in finished())
+        wait_until(lambda: run in finished())
     check_each_run_once(store, log, every=3)
     store.close()

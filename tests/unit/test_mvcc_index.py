@@ -1,4 +1,4 @@
-"""``MvccIndex`` stays consistent when writers are killed, writers compete, and replies are lost."""
+"""``MvccIndex`` is consistent after kills of writers, concurrent writers and lost replies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHORT = 0.01  # timeout_s; the lease is three times as long
 
 
 class Killed(BaseException):
-    """Not caught by the code under test, like SIGKILL."""
+    """The code under test does not catch it, like SIGKILL."""
 
 
 def unit(seed: int, n: int) -> np.ndarray:
@@ -53,7 +53,7 @@ def filled() -> MemoryServer:
 
 
 def contents(index: MemoryIndex, tenant: str = "default") -> dict[str, str]:
-    """Ids and texts found by a search, after comparing moments, scan, digests and similarity statistics with it."""
+    """Ids and texts found by a search, after a comparison with moments, scan, digests and similarity statistics."""
     q = unit(9, 1)[0]
     found = index.search(q, 100, tenant)
     scanned = [(d, v) for page, vectors in index.scan(tenant) for d, v in zip(page, vectors, strict=True)]
@@ -69,7 +69,7 @@ def contents(index: MemoryIndex, tenant: str = "default") -> dict[str, str]:
     return {h.document.id: h.document.text for h in found.hits}
 
 
-def test_a_changed_text_is_found_and_not_served() -> None:
+def test_modified_text_is_reported_and_not_served() -> None:
     server = filled()
     rows = next(iter(server.rows.values()))
     key = next(k for k, row in rows.items() if '"text 1 old"' in row.body)
@@ -80,7 +80,7 @@ def test_a_changed_text_is_found_and_not_served() -> None:
         index.search(unit(9, 1)[0], 100)
 
 
-def test_rows_of_a_version_without_checksums_are_read_and_reported() -> None:
+def test_reads_and_reports_rows_without_checksums() -> None:
     server = filled()
     rows = next(iter(server.rows.values()))
     for key, row in rows.items():
@@ -99,7 +99,7 @@ def remove_two(index: MemoryIndex) -> None:
     index.remove(["a", "b", "nothing"])
 
 
-def grow(index: MemoryIndex) -> None:
+def add_two(index: MemoryIndex) -> None:
     index.add(documents("d", 2, "new"), unit(4, 2), "third")
 
 
@@ -108,7 +108,7 @@ def rebuild(index: MemoryIndex) -> None:
 
 
 @pytest.mark.parametrize("obligation", INDEX_OBLIGATIONS, ids=lambda o: o.__name__.strip("_"))
-def test_it_is_an_index(obligation) -> None:
+def test_fulfills_the_obligations_of_an_index(obligation) -> None:
     servers = [MemoryServer()]
 
     def make(fresh: bool) -> MemoryIndex:
@@ -119,9 +119,9 @@ def test_it_is_an_index(obligation) -> None:
     obligation(make, True)
 
 
-@pytest.mark.parametrize("write", [replace_two, remove_two, grow, rebuild])
-def test_a_writer_killed_at_any_call_leaves_the_state_before_or_after(write: Callable[[MemoryIndex], None]) -> None:
-    """Kills at every store call in turn. Readers see all of the change or nothing; the next writer cleans up."""
+@pytest.mark.parametrize("write", [replace_two, remove_two, add_two, rebuild])
+def test_kill_at_any_call_leaves_the_state_before_or_after_the_write(write: Callable[[MemoryIndex], None]) -> None:
+    """Kills the writer at each store call. Readers see the whole change or nothing; the next writer cleans up."""
     tenants = ("default", "other", "third")
     before = [contents(opened(filled()), t) for t in tenants]
     whole = filled()
@@ -130,22 +130,22 @@ def test_a_writer_killed_at_any_call_leaves_the_state_before_or_after(write: Cal
     outcomes = set()
     for number in range(1, 10_000):
         server = filled()
-        victim = opened(server)
+        killed_writer = opened(server)
         calls = 0
 
-        def die(call: str, last: int = number) -> None:
+        def kill(call: str, last: int = number) -> None:
             nonlocal calls
             calls += 1
             if calls >= last:
                 raise Killed
 
-        victim.store.before = die
+        killed_writer.store.before = kill
         try:
-            write(victim)
+            write(killed_writer)
         except Killed:
             pass
         if calls < number:
-            break  # the write completed: every call has been tried
+            break  # the write completed, so each call was tested
         reader = opened(server)
         seen = [contents(reader, t) for t in tenants]
         assert seen in (before, after), f"killed at call {number}, a reader sees a partial change"
@@ -161,59 +161,59 @@ def test_a_writer_killed_at_any_call_leaves_the_state_before_or_after(write: Cal
     assert number > 10
 
 
-def test_the_next_writer_waits_until_the_lease_is_over() -> None:
+def test_next_writer_waits_until_the_lease_expires() -> None:
     server = filled()
-    victim = opened(server, timeout_s=0.1)
+    killed_writer = opened(server, timeout_s=0.1)
 
-    def die(call: str) -> None:
+    def kill(call: str) -> None:
         if call == "insert":
             raise Killed
 
-    victim.store.before = die
+    killed_writer.store.before = kill
     with pytest.raises(Killed):
-        replace_two(victim)
+        replace_two(killed_writer)
     begin = time.monotonic()
-    remove_two(opened(server))  # whose own lease is shorter
+    remove_two(opened(server))  # its own lease is shorter
     assert time.monotonic() - begin > 0.25
     assert contents(opened(server)) == {}
 
 
-def test_a_writer_suspended_past_its_lease_changes_nothing() -> None:
-    """It resumes at its commit; another writer has committed meanwhile."""
+def test_writer_suspended_past_its_lease_changes_nothing() -> None:
+    """It resumes at its commit after another writer has committed."""
     server = filled()
-    sleeper, other, asleep, wake = opened(server), opened(server), threading.Event(), threading.Event()
+    suspended, other, paused, resume = opened(server), opened(server), threading.Event(), threading.Event()
     exchanges, caught = [0], []
 
     def sleep(call: str) -> None:
         exchanges[0] += call == "compare_and_swap"
         if call == "compare_and_swap" and exchanges[0] == 2:
-            asleep.set()
-            wake.wait(20)
+            paused.set()
+            resume.wait(20)
 
     def write() -> None:
-        sleeper.store.before = sleep
+        suspended.store.before = sleep
         try:
-            replace_two(sleeper)
+            replace_two(suspended)
         except BackendError as error:
             caught.append(error)
 
     thread = threading.Thread(target=write)
     thread.start()
-    assert asleep.wait(20)
+    assert paused.wait(20)
     other.add(documents("b", 1, "newer"), unit(6, 1))
     expected = contents(other)
-    wake.set()
+    resume.set()
     thread.join()
     assert "lost the lease" in str(caught[0])
     assert caught[0].retryable
     assert contents(other) == expected == {**{f"a/{i}": f"text {i} old" for i in range(3)}, "b/0": "text 0 newer"}
     assert other.check() == []
-    replace_two(sleeper)  # and may try again
+    replace_two(suspended)  # a second attempt is allowed
     assert len(contents(other)) == 6
 
 
-def test_rows_of_a_request_delayed_past_the_lease_are_reported_by_check_and_counted_by_rebuild() -> None:
-    """The one case that a lease does not prevent."""
+def test_check_reports_and_rebuild_counts_rows_of_a_request_delayed_past_the_lease() -> None:
+    """A lease does not prevent this case."""
     server = filled()
     index = opened(server)
     rows = server.rows[index.store.generation]
@@ -233,24 +233,24 @@ def replace_row(row, **changes):
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
-def test_a_lost_reply_may_have_been_a_success(lost: int) -> None:
+def test_write_succeeds_if_the_reply_to_its_commit_is_lost(lost: int) -> None:
     server = filled()
     index = opened(server)
     exchange, count = index.store.compare_and_swap, [0]
 
-    def unsure(old: CommitRecord, new: CommitRecord) -> None:
+    def lose_reply(old: CommitRecord, new: CommitRecord) -> None:
         exchange(old, new)
         count[0] += 1
         if count[0] == lost:
             raise BackendError("the reply was lost", backend="memory", retryable=True)
 
-    index.store.compare_and_swap = unsure
+    index.store.compare_and_swap = lose_reply
     replace_two(index)
     assert len(contents(opened(server))) == 7
     assert index.check() == []
 
 
-def test_after_a_store_error_the_next_writer_cleans_up() -> None:
+def test_next_writer_cleans_up_after_a_store_error() -> None:
     server = filled()
     index = opened(server)
     before = contents(index)
@@ -268,7 +268,7 @@ def test_after_a_store_error_the_next_writer_cleans_up() -> None:
     assert index.check() == []
 
 
-def test_a_refused_change_releases_the_lease_at_once() -> None:
+def test_rejected_change_releases_the_lease_immediately() -> None:
     server = filled()
     index, begin = opened(server, timeout_s=100), time.monotonic()
     with pytest.raises(DataError, match="duplicate document id 'b/0'"):
@@ -278,13 +278,13 @@ def test_a_refused_change_releases_the_lease_at_once() -> None:
     assert index.check() == []
 
 
-def test_a_writer_gives_up_when_others_hold_the_lease_for_too_long(monkeypatch) -> None:
+def test_writer_raises_if_others_hold_the_lease_for_too_long(monkeypatch) -> None:
     monkeypatch.setattr("casemate.backends.mvcc.transaction.MAX_WAIT", 0.03)
     server = filled()
     index = opened(server)
     done = threading.Event()
 
-    def busy() -> None:  # another writer that renews its lease
+    def busy() -> None:  # simulates another writer that renews its lease
         while not done.is_set():
             with server.lock:
                 record = server.records[index.store.generation]
@@ -305,15 +305,15 @@ def test_a_writer_gives_up_when_others_hold_the_lease_for_too_long(monkeypatch) 
         thread.join()
 
 
-def test_after_too_many_conflicts_a_reader_blocks_writers(monkeypatch) -> None:
+def test_reader_blocks_writers_after_too_many_conflicts(monkeypatch) -> None:
     monkeypatch.setattr(mvcc_index, "READ_ATTEMPTS", 0)
     index = opened(filled())
     assert len(index._read(index._all_manifests, attempts=0)) == 2
     assert index.check() == []
 
 
-def test_threads_that_share_an_index_do_not_see_each_others_partial_reads() -> None:
-    """One reads the moments while another reads the manifest."""
+def test_index_shared_by_threads_has_no_partial_reads() -> None:
+    """One thread reads the moments while another reads the manifest."""
     for number in range(1, 4):
         index, seen, calls = opened(filled()), [], [0]
 
@@ -327,7 +327,7 @@ def test_threads_that_share_an_index_do_not_see_each_others_partial_reads() -> N
         assert seen == [5]
 
 
-def test_an_index_created_again_is_followed_by_the_same_embedder_only() -> None:
+def test_handle_follows_a_recreated_index_only_with_the_same_embedder() -> None:
     server = filled()
     one, another, q = opened(server), opened(server), unit(9, 1)[0]
     assert len(contents(another)) == 5
@@ -340,7 +340,7 @@ def test_an_index_created_again_is_followed_by_the_same_embedder_only() -> None:
     assert set(contents(another)) == {"n/0", "n/1"}
 
 
-def test_documents_longer_than_a_row_are_restored() -> None:
+def test_restores_documents_longer_than_a_row() -> None:
     server = MemoryServer()
     index = opened(server)
     texts = ["x" * 200_000, "漢" * 50_000, "", "\0" * 30_000]
@@ -355,7 +355,7 @@ def test_documents_longer_than_a_row_are_restored() -> None:
     assert {row.tenant for row in rows} == {MANIFEST}
 
 
-def test_tenant_names_have_a_limit() -> None:
+def test_limits_the_length_of_tenant_names() -> None:
     index = opened(MemoryServer())
     with pytest.raises(DataError, match="has 1001 characters; allowed: 1000"):
         index.add(documents("a", 1), unit(1, 1), "t" * 1001)
@@ -363,7 +363,7 @@ def test_tenant_names_have_a_limit() -> None:
     assert index.tenants() == ["ä\0'\"" * 250]
 
 
-def test_damaged_manifests_are_reported_and_rebuilt() -> None:
+def test_reports_and_rebuilds_damaged_manifests() -> None:
     server = filled()
     index = opened(server)
     rows = server.rows[index.store.generation]
@@ -378,7 +378,7 @@ def test_damaged_manifests_are_reported_and_rebuilt() -> None:
     assert len(contents(opened(server))) == 5
 
 
-def test_more_hits_than_the_store_returns_at_once_are_read_in_pages(monkeypatch) -> None:
+def test_reads_hits_in_pages_above_the_limit_of_the_store(monkeypatch) -> None:
     monkeypatch.setattr(mvcc_index, "PAGE", 3)
     index = opened(filled())
     index.add(documents("c", 6, "x" * 70_000), unit(3, 6))  # texts with continuation rows
@@ -391,7 +391,7 @@ def test_more_hits_than_the_store_returns_at_once_are_read_in_pages(monkeypatch)
     assert index.search(q, 4).hits == expected.hits[:4] and "nearest" in index.store.calls[calls:]
 
 
-def test_a_row_that_is_removed_during_a_wide_search_is_not_served() -> None:
+def test_search_in_pages_does_not_serve_a_row_removed_meanwhile() -> None:
     server = filled()
     index, other = opened(server), opened(server)
     index.store.max_hits, selects = 2, iter(range(100))
@@ -399,14 +399,14 @@ def test_a_row_that_is_removed_during_a_wide_search_is_not_served() -> None:
     def remove_before_the_texts_are_read(call: str) -> None:
         if call == "select" and next(selects) == 2:  # after the pages of vectors
             other.remove(["a"])
-            other.add(documents("n", 1), unit(4, 1))  # deletes the rows that are out of date
+            other.add(documents("n", 1), unit(4, 1))  # deletes outdated rows
 
     index.store.before = remove_before_the_texts_are_read
     found = index.search(unit(9, 1)[0], 5)
     assert {h.document.source for h in found.hits} in ({"b"}, {"b", "n"})
 
 
-def test_a_transaction_has_a_row_limit(monkeypatch) -> None:
+def test_limits_the_rows_of_a_transaction(monkeypatch) -> None:
     from casemate.backends.mvcc import transaction
 
     monkeypatch.setattr(transaction, "ROW_BITS", 3)

@@ -1,4 +1,4 @@
-"""``ExactSearch`` against a naive sort, and the guarantees of ``ApproximateSearch``."""
+"""``ExactSearch`` compared with a naive sort, and the guarantees of ``ApproximateSearch``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def unit(rng: np.random.Generator, n: int, dim: int = DIM) -> np.ndarray:
 
 
 def naive(held: dict[int, np.ndarray], q: np.ndarray, k: int) -> list[tuple[int, float]]:
-    """Keys and scores by a sort in Python."""
+    """Returns keys and scores by a sort in Python."""
     scored = [(key, float(np.sum(x.astype(np.float64) * q.astype(np.float64)))) for key, x in held.items()]
     return sorted(scored, key=lambda pair: (-pair[1], pair[0]))[:k]
 
@@ -31,7 +31,7 @@ def assert_same(index: ExactSearch, held: dict[int, np.ndarray], q: np.ndarray, 
     np.testing.assert_allclose(scores, [s for _, s in expected], rtol=0, atol=1e-12)
 
 
-# A step adds so many vectors (below zero: removes), of which a share repeats earlier ones.
+# A step is a number of added (negative: removed) vectors and the share of repeated ones.
 steps = st.lists(st.tuples(st.integers(-9, 20), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=12)
 
 
@@ -43,7 +43,7 @@ def test_exact_search_equals_a_sort_after_additions_and_removals(monkeypatch, st
     rng, index, held, last = np.random.default_rng(seed), ExactSearch(DIM), {}, 0
     for count, repeated in steps:
         if count < 0:
-            gone = rng.integers(0, last + 2, -count)  # some are unknown, some are removed already
+            gone = rng.integers(0, last + 2, -count)  # some keys are unknown or already removed
             index.remove(gone)
             held = {key: x for key, x in held.items() if key not in gone}
         else:
@@ -67,7 +67,7 @@ def test_empty_index_returns_nothing() -> None:
 
 
 @pytest.mark.parametrize("dim", [2, 8, 384])
-def test_ties_in_float32_are_ordered_by_float64(dim) -> None:
+def test_orders_float32_ties_by_float64_scores(dim) -> None:
     rng = np.random.default_rng(dim)
     q = unit(rng, 1, dim)[0]
     alike = (q * (1 + 1e-7 * rng.standard_normal((2000, dim)))).astype(np.float32)
@@ -78,8 +78,8 @@ def test_ties_in_float32_are_ordered_by_float64(dim) -> None:
     assert_same(index, {i: alike[i] for i in range(2000) if i % 3}, q, 10)
 
 
-def test_equal_vectors_are_returned_by_increasing_key(monkeypatch) -> None:
-    monkeypatch.setattr(nearest, "BLOCK", 999)  # so that the last block has an odd size
+def test_returns_equal_vectors_by_increasing_key(monkeypatch) -> None:
+    monkeypatch.setattr(nearest, "BLOCK", 999)  # the last block then has an odd size
     x, index = unit(np.random.default_rng(1), 1, 33), ExactSearch(33)
     index.add(np.arange(10_000), np.repeat(x, 10_000, axis=0))
     index.remove(np.arange(3))
@@ -116,7 +116,7 @@ def recall_at_1(exact: ExactSearch, approximate: ApproximateSearch, queries: np.
 
 
 @pytest.mark.slow
-def test_graph_keeps_its_recall_when_two_thirds_are_replaced() -> None:
+def test_graph_keeps_its_recall_after_replacing_two_thirds_of_the_vectors() -> None:
     rng, exact, graph = np.random.default_rng(0), ExactSearch(32), ApproximateSearch(32)
     vectors, keys = clustered(rng, 3000), np.arange(3000)
     for index in (exact, graph):
@@ -141,7 +141,7 @@ def test_graph_skips_removed_neighborhoods() -> None:
     vectors = np.concatenate([near / np.linalg.norm(near, axis=1, keepdims=True), unit(rng, 400)]).astype(np.float32)
     graph.add(np.arange(600), vectors)
     graph.remove(np.arange(200))
-    graph.remove(np.array([5, 99_999]))  # again, and unknown
+    graph.remove(np.array([5, 99_999]))  # already removed, and unknown
     keys, scores = graph.search(vectors[0], 5)
     assert len(keys) == 5
     assert keys.min() >= 200

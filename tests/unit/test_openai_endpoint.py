@@ -43,7 +43,7 @@ def ask(target, question="Who was the plaintiff?"):
     return asyncio.run(target.ask(Query(question)))
 
 
-def test_only_the_question_is_sent(server):
+def test_sends_only_the_question(server):
     answer = ask(endpoint(server))
     assert answer.text == "".join(ANSWER)
     assert answer.retrieval.hits == ()
@@ -59,14 +59,14 @@ def test_only_the_question_is_sent(server):
     }
 
 
-def test_instructions_come_first_and_a_negative_temperature_is_not_sent(server):
+def test_sends_instructions_first_and_no_negative_temperature(server):
     ask(endpoint(server, instructions="Be brief.", temperature=-1))
     body = server.received[0].body
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert "temperature" not in body
 
 
-def test_turns_send_what_the_same_client_asked_before(server):
+def test_turns_option_sends_earlier_turns_of_the_same_client(server):
     target = endpoint(server, turns=2, instructions="Be brief.")
 
     async def session():
@@ -82,7 +82,7 @@ def test_turns_send_what_the_same_client_asked_before(server):
     assert said[4] == [system, ("user", "e")]
 
 
-def test_a_failed_question_is_no_turn(server):
+def test_failed_question_is_not_sent_as_a_turn(server):
     target = endpoint(server, turns=5)
     server.script = ["500", "ok"]
     with pytest.raises(BackendError):
@@ -91,7 +91,7 @@ def test_a_failed_question_is_no_turn(server):
     assert len(server.received[-1].body["messages"]) == 1
 
 
-def test_kept_conversations_are_bounded(server, monkeypatch):
+def test_limits_the_number_of_stored_conversations(server, monkeypatch):
     monkeypatch.setattr(openai_endpoint, "CONVERSATIONS", 2)
     target = endpoint(server, turns=1)
 
@@ -103,12 +103,12 @@ def test_kept_conversations_are_bounded(server, monkeypatch):
     assert [len(request.body["messages"]) for request in server.received] == [1, 1, 1, 1]
 
 
-def test_turns_must_not_be_negative(server):
+def test_rejects_a_negative_number_of_turns(server):
     with pytest.raises(ConfigError, match="openai_endpoint: turns=-1; it must be at least 0"):
         endpoint(server, turns=-1)
 
 
-def test_a_server_without_key_gets_none(server):
+def test_sends_no_authorization_without_a_key(server):
     ask(endpoint(server, api_key=Secret("")))
     assert "authorization" not in server.received[0].headers
 
@@ -120,12 +120,12 @@ def test_stream_yields_one_chunk(server):
     assert asyncio.run(chunks()) == ["".join(ANSWER)]
 
 
-def test_a_refusal_is_an_answer(server):
+def test_refusal_is_an_answer(server):
     server.script = ["refusal"]
     assert ask(endpoint(server)).text == "I will not."
 
 
-def test_a_server_that_does_not_stream():
+def test_reads_a_response_that_is_not_streamed():
     target = OpenAIEndpoint("m", "http://127.0.0.1/v1")
     page = HttpResponse("application/json", b'{"choices": [{"message": {"content": "It is 7."}}]}')
     assert target._read(page) == ("It is 7.", True)
@@ -150,7 +150,7 @@ def test_a_server_that_does_not_stream():
         ("filtered", "the answer is empty", False),
     ],
 )
-def test_errors_name_host_and_problem_but_no_secret(server, how, message, retryable):
+def test_errors_contain_host_and_problem_but_no_secret(server, how, message, retryable):
     server.script = [how]
     with pytest.raises(BackendError) as caught:
         ask(endpoint(server), "my own question")
@@ -162,26 +162,26 @@ def test_errors_name_host_and_problem_but_no_secret(server, how, message, retrya
     assert "my own question" not in str(error)
 
 
-def test_a_busy_server_is_retried(server):
+def test_retries_a_busy_server(server):
     server.script = ["429", "500"]
     assert ask(endpoint(server, retries=2)).text == "".join(ANSWER)
 
 
-def test_an_interrupted_answer_is_retried(server):
+def test_retries_an_interrupted_answer(server):
     server.script = ["empty", "error"]
     assert ask(endpoint(server, retries=2)).text == "".join(ANSWER)
     assert len(server.received) == 3
 
 
 @pytest.mark.parametrize(("end", "complete"), [(b"data: [DONE]\n\n", True), (b"", False)])
-def test_a_stream_without_finish_reason_is_complete_at_its_end_marker(end, complete):
+def test_stream_without_finish_reason_is_complete_at_its_end_marker(end, complete):
     target = OpenAIEndpoint("m", "http://127.0.0.1/v1")
     text = b'data: {"choices": [{"delta": {"content": "It is [DONE]."}}]}\n\n'
     assert target._read(HttpResponse("text/event-stream", text + end)) == ("It is [DONE].", complete)
 
 
 @pytest.mark.parametrize("how", ["stall", "slow"])
-def test_a_server_that_stalls_or_never_ends_times_out(server, how):
+def test_times_out_if_the_server_stalls_or_never_ends(server, how):
     server.script = [how]
     begun = time.monotonic()
     with pytest.raises(BackendError, match="no response within 0.3 s"):
@@ -189,7 +189,7 @@ def test_a_server_that_stalls_or_never_ends_times_out(server, how):
     assert time.monotonic() - begun < 30
 
 
-def test_the_size_of_an_answer_is_limited(server):
+def test_limits_the_size_of_an_answer(server):
     server.script = ["slow"]
     with pytest.raises(BackendError, match="more than 2,000 bytes"):
         ask(endpoint(server, max_bytes=2000))
@@ -206,12 +206,12 @@ def test_the_size_of_an_answer_is_limited(server):
         ({"timeout_s": -1}, "timeout_s=-1"),
     ],
 )
-def test_invalid_options_are_refused(server, options, message):
+def test_rejects_invalid_options(server, options, message):
     with pytest.raises(ConfigError, match=message):
         endpoint(server, **options)
 
 
-def test_defaults_come_from_the_environment(server, monkeypatch):
+def test_reads_defaults_from_the_environment(server, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/")
     monkeypatch.setenv("OPENAI_API_KEY", str(KEY))
     target = build("target", PluginSpec(use="openai_endpoint", model="m"))
@@ -220,13 +220,13 @@ def test_defaults_come_from_the_environment(server, monkeypatch):
     assert str(KEY) not in repr(target)
 
 
-def test_the_key_of_the_environment_is_sent_to_its_own_address_only(server, monkeypatch):
+def test_sends_the_key_of_the_environment_only_to_its_own_address(server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", str(KEY))
     ask(endpoint(server, api_key=Secret("")))
     assert "authorization" not in server.received[0].headers
 
 
-def test_canaries_run_against_it(server):
+def test_runs_canaries_against_the_endpoint(server):
     found = [Canary(id="a", query="Is it closed?", expected_answer="the case is cløsed")]
     (result,) = asyncio.run(CanaryRunner(found, endpoint(server)).run("r")).results
     assert (result.status, result.documents, result.words) == (CanaryStatus.PASS, (), 4)

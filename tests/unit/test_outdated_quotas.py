@@ -1,4 +1,4 @@
-"""Quotas of periods that cannot matter any more are deleted, and no others."""
+"""Deletion of quotas of expired periods, and of no others."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ def at(monkeypatch):
     return lambda day: monkeypatch.setattr(time, "time", lambda: day * DAY + 60.0)
 
 
-def test_words_of_clients_that_never_return_are_not_kept(store, at, monkeypatch):
+def test_deletes_quotas_of_clients_that_never_return(store, at, monkeypatch):
     monkeypatch.setattr(word_quotas, "KEPT_PERIODS", 1)
     for day in range(20_000, 20_010):
         at(day)
@@ -38,36 +38,38 @@ def test_words_of_clients_that_never_return_are_not_kept(store, at, monkeypatch)
             quotas.acquire([WantedWords(WordBlock(quota_name("default", client)), 10, 100)])
         others.acquire([WantedWords(WordBlock(quota_name("default", "weekly")), 10, 100)])
     daily = [name for name in store.quota_usage(word_quotas.PREFIX) if f"{DAY:g}s" in name]
-    assert len(daily) == 4  # of the last two days
-    assert len(store.quota_usage(quota_name("default", "weekly"))) == 2  # of this week and the last
+    assert len(daily) == 4  # for the last two days
+    assert len(store.quota_usage(quota_name("default", "weekly"))) == 2  # for this week and the last one
     reset_quota(store, "default", "ann")
     assert not any(store.quota_usage(f"{quota_name('default', 'ann')} ").values())
 
 
-def test_words_of_one_period_are_not_given_in_the_next(store, at, monkeypatch):
+def test_words_acquired_in_one_period_are_not_usable_in_the_next(store, at, monkeypatch):
     at(20_000)
     quotas, block = WordQuotas(DAY, store), WordBlock(quota_name("default", "ann"))
     quotas.acquire([WantedWords(block, 10, 100)])
     at(20_001)
-    quotas.acquire([WantedWords(block, 1, 100)])  # as little as it needs, like each first time in a period
+    quotas.acquire([WantedWords(block, 1, 100)])  # the first request in a period acquires only the needed words
     assert quotas.words_left(block) == 1
     at(20_002)
     assert quotas.words_left(block) == 0
     acquire = store.acquire
-    monkeypatch.setattr(store, "acquire", lambda wanted: (acquire(wanted), at(20_003))[0])  # the period ends meanwhile
+    monkeypatch.setattr(
+        store, "acquire", lambda wanted: (acquire(wanted), at(20_003))[0]
+    )  # the period ends during the request
     quotas.acquire([WantedWords(block, 10, 100)])
     assert (quotas.words_left(block), quotas.most_left(block, 100)) == (0, 100)
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_no_more_words_are_acquired_than_the_quota_has(store, shared):
+def test_acquires_at_most_the_words_of_the_quota(store, shared):
     quotas, block = WordQuotas(DAY, store if shared else None), WordBlock(quota_name("default", "ann"))
     for _ in range(2):
         quotas.acquire([WantedWords(block, 200, 100)])
         assert quotas.words_left(block) == quotas.most_left(block, 100) == 100
 
 
-def test_outdated_quotas_that_cannot_be_deleted_refuse_no_words(store, monkeypatch, caplog):
+def test_acquires_words_even_if_outdated_quotas_cannot_be_deleted(store, monkeypatch, caplog):
     def fail(names):
         raise BackendError("down", backend="sql", retryable=True)
 
@@ -78,7 +80,7 @@ def test_outdated_quotas_that_cannot_be_deleted_refuse_no_words(store, monkeypat
 
 
 @pytest.mark.parametrize("answers", [1, 2])
-def test_a_restart_loses_at_most_a_sixteenth_of_what_is_left(store, at, answers):
+def test_restart_loses_at_most_a_sixteenth_of_the_remaining_words(store, at, answers):
     at(20_000)
     most, lost = 5_000, 0
     for _ in range(20):
@@ -92,19 +94,19 @@ def test_a_restart_loses_at_most_a_sixteenth_of_what_is_left(store, at, answers)
     assert block.used == 20 * answers * 10 + lost <= most * (1 - (15 / 16) ** 20) + 20 * answers * 10
 
 
-def test_processes_that_discard_at_the_same_time_exceed_no_quota(tmp_path, at):
+def test_concurrent_deletions_never_exceed_a_quota(tmp_path, at):
     at(20_000)
     stores = [SqlEventStore(path=tmp_path / "events.db") for _ in range(4)]
     name = quota_name("default", "ann")
     stores[0].acquire([word_quotas.QuotaRequest(f"{name} {DAY:g}s{day}", 5, 100) for day in range(19_000, 20_000)])
     blocks = [WordBlock(name) for _ in stores]
 
-    def take(store, block):
+    def acquire_words(store, block):
         quotas = WordQuotas(DAY, store)
         for _ in range(5):
             quotas.acquire([WantedWords(block, 10, 100)])
 
-    threads = [threading.Thread(target=take, args=one) for one in zip(stores, blocks, strict=True)]
+    threads = [threading.Thread(target=acquire_words, args=one) for one in zip(stores, blocks, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -116,7 +118,7 @@ def test_processes_that_discard_at_the_same_time_exceed_no_quota(tmp_path, at):
         one.close()
 
 
-def test_a_fast_clock_deletes_no_quota_in_use(store, at):
+def test_fast_clock_deletes_no_quota_in_use(store, at):
     for day, left in ((20_000, 100), (20_300, 100), (20_000, 0)):
         at(day)
         block = WordBlock(quota_name("default", "ann"))
@@ -124,14 +126,14 @@ def test_a_fast_clock_deletes_no_quota_in_use(store, at):
         assert block.left == left
 
 
-def test_budgets_of_units_are_kept_for_two_periods_and_never_open_again(store, at):
+def test_budgets_of_units_are_kept_for_two_periods_and_never_reset(store, at):
     made, name = Ledger(store, "dp", 3, 1), ("source", "a")
     for day in (20_000, 20_001, 20_002, 20_005, 20_006, 20_007):
         at(day)
         assert asyncio.run(made.spend("default", [([name], 3)])) == [3]
     budgets = store.quota_usage("quorum dp 1d")
     assert sorted(int(one.split()[2].removeprefix("1d")) for one in budgets) == [20_006, 20_007]
-    for day in (20_006, 20_001, 19_000):  # a clock that is set back
+    for day in (20_006, 20_001, 19_000):  # the clock is set back
         at(day)
         assert asyncio.run(made.spend("default", [([name], 1)])) == [0]
     assert ledgers.DAY_S == DAY

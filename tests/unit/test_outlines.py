@@ -11,7 +11,7 @@ FUNCTION = {"of", "the"}
 WORDS = ["of", "the", *(a + "x" + b for a in "abcdefgh" for b in "mnop")]
 
 
-def changed(rng, words):
+def with_same_first_letters(rng, words):
     """Other words with the same first letters."""
     return [word if word in FUNCTION else f"{word[0]}{rng.choice('yz')}" for word in words]
 
@@ -38,13 +38,13 @@ def runs(answer, text):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_run_of_changed_words_is_found_at_its_place(seed):
+def test_finds_a_run_of_changed_words_at_its_position(seed):
     rng = random.Random(seed)
     text = rng.choices(WORDS, k=60)
     start, size = rng.randrange(30), rng.randrange(2 * OUTLINE, 30)
     answer = [
         *rng.choices(WORDS, k=rng.randrange(9)),
-        *changed(rng, text[start : start + size]),
+        *with_same_first_letters(rng, text[start : start + size]),
         *rng.choices(WORDS, k=rng.randrange(9)),
     ]
     of_text = outline(text)
@@ -52,15 +52,15 @@ def test_a_run_of_changed_words_is_found_at_its_place(seed):
     covered = {i for first, last in found for i in range(first, last + 1)}
     assert (
         len(covered & set(range(start, start + size))) >= size - 2 - OUTLINE // 2
-    )  # each second hash is looked up, each sixth run compared
+    )  # each second hash is looked up; each sixth run is compared
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_words_without_function_words_are_found(seed):
+def test_finds_a_run_without_function_words(seed):
     rng = random.Random(seed)
     text = rng.choices(WORDS, k=60)
     content = [i for i, word in enumerate(text) if word not in FUNCTION]
-    answer = changed(rng, [text[i] for i in content])
+    answer = with_same_first_letters(rng, [text[i] for i in content])
     of_text = outline(text)
     found = {of_text.places[run] for run in outline(answer).likely(table(of_text)) if run in of_text.places}
     assert min(first for first, _ in found) == content[0]
@@ -76,13 +76,13 @@ def test_unrelated_words_have_no_run(seed):
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, OUTLINE - 1, OUTLINE])
-def test_short_texts_have_a_run_only_from_its_length_on(size):
+def test_short_texts_have_a_run_only_from_the_minimum_length(size):
     words = [w for w in WORDS if w not in FUNCTION][:size]
     of_text = outline(words)
     assert len(of_text.hashes) == 4 * max(0, size - 7)
     assert bool(of_text.places) == (size == OUTLINE)
 
 
-def test_letters_of_other_alphabets_are_distinguished():
+def test_distinguishes_letters_of_other_alphabets():
     assert ends_of_words([["\u0434\u0430"]], FUNCTION) != ends_of_words([["\u0435\u0431"]], FUNCTION)
     assert ends_of_words([["\u0434\u0430"]], FUNCTION).isascii()

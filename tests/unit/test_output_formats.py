@@ -1,4 +1,4 @@
-"""One form of percentages and durations in all outputs."""
+"""Percentages and durations have one format in all outputs."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from casemate.reports.durations import NO_BREAK_SPACE, duration
 PACKAGE = Path(casemate.__file__).parent
 
 
-def test_no_output_of_monitor_or_dashboard_has_a_percentage_without_a_space():
+def test_percentages_of_monitor_and_dashboard_have_a_space():
     """Python's format ``.0%`` writes ``57%``; ``reports.format.percent`` writes ``57 %``."""
     found = [
         str(file.relative_to(PACKAGE))
@@ -27,5 +27,5 @@ def test_no_output_of_monitor_or_dashboard_has_a_percentage_without_a_space():
     [(0.002, "2 ms"), (0.4, "400 ms"), (1, "1 s"), (2.54, "2.5 s"), (89, "89 s"), (91, "2 min"), (5399, "90 min"),
      (5400, "1.5 h"), (36_000, "10 h"), (172_800, "2 days"), (1e7, "116 days")],
 )  # fmt: skip
-def test_a_duration_has_one_form(seconds, text):
+def test_durations_have_one_format(seconds, text):
     assert duration(seconds) == text.replace(" ", NO_BREAK_SPACE)

@@ -60,7 +60,7 @@ class TestTail:
         )
         assert poisson_binomial_tail(chances, successes) == pytest.approx(min(1, expected), abs=1e-12)
 
-    def test_equals_the_binomial_tail_of_scipy_far_out(self):
+    def test_equals_the_binomial_tail_of_scipy_for_tiny_probabilities(self):
         for successes in (5, 20, 60):
             expected = scipy_stats.binom.sf(successes - 1, 80, 1 / 16)
             assert poisson_binomial_tail([1 / 16] * 80, successes) == pytest.approx(expected, rel=1e-9)
@@ -72,13 +72,13 @@ class TestFacts:
         assert len(set(every)) == len(every) == CHOICES * len(VALUES)
         assert all(len(values) == CHOICES for values in VALUES.values())
 
-    def test_values_depend_on_the_key_and_look_uniform(self):
+    def test_values_depend_on_the_key_and_are_uniform(self):
         drawn = [facts(key_of(k), "default", 1, n)["town"] for k in range(40) for n in range(40)]
         counts = [drawn.count(town) for town in VALUES["town"]]
         assert scipy_stats.chisquare(counts).pvalue > 1e-3
         assert facts(key_of(1), "default", 1, 0) != facts(key_of(2), "default", 1, 0)
 
-    def test_questions_do_not_tell_the_values_and_the_text_does(self):
+    def test_text_contains_the_values_and_questions_do_not(self):
         key = key_of(0)
         for question in ownership_questions(key, RECORDS):
             assert question.value.lower() not in question.text.lower()
@@ -95,7 +95,7 @@ class TestFacts:
     "sentence",
     ["It was {}.", "看守人是{}，住在城里。", "{}です", "담당자는 {}입니다", "It was {}'s town.", "Hüter:{}", "**{}**"],
 )  # fmt: skip
-def test_answers_in_any_script_state_the_values(sentence):
+def test_recognizes_values_in_answers_in_any_script(sentence):
     asked = ownership_questions(key_of(0), RECORDS)
     answers = [(q, sentence.format(q.value)) for q in asked]
     assert ownership_test(answers).correct == len(asked)
@@ -105,12 +105,12 @@ def test_answers_in_any_script_state_the_values(sentence):
     assert ownership_test(others).correct == 0
 
 
-def test_a_value_may_have_its_accent():
+def test_recognizes_a_value_with_an_accent():
     asked = [q for q in ownership_questions(key_of(0), RECORDS) if q.value == "Malmo"]
     assert asked and ownership_test([(q, "in Malmö") for q in asked]).correct == len(asked)
 
 
-def test_a_record_that_was_planted_under_two_names_is_asked_about_once():
+def test_asks_once_about_a_record_planted_under_two_names():
     store = Memory()
     for source in ("honey/a", "other/a"):
         body = {"what": "planted", "tenant": "default", "source": source, "generation": 1, "number": 0}
@@ -130,7 +130,7 @@ class TestInnocentSystems:
     """The p-value of a system without the collection is at most p with probability at most p."""
 
     @pytest.mark.parametrize("strategy", ["one guess", "eight guesses", "always the same", "all values", "silent"])
-    def test_false_accusations_are_as_rare_as_the_level(self, strategy):
+    def test_false_positive_rate_is_at_most_the_level(self, strategy):
         rng, values = np.random.default_rng(5), []
         for asked in questions_of_many_keys():
             answers = [self.answer(strategy, q.attribute, rng) for q in asked]
@@ -146,7 +146,7 @@ class TestInnocentSystems:
             return options[3]
         return " ".join(options[i] for i in rng.permutation(len(options))[:count])
 
-    def test_naming_every_value_proves_nothing(self):
+    def test_answers_with_all_values_have_a_p_value_of_1(self):
         asked = ownership_questions(key_of(0), RECORDS)
         result = ownership_test([(q, " ".join(VALUES[q.attribute])) for q in asked])
         assert result.correct == len(asked)
@@ -155,7 +155,7 @@ class TestInnocentSystems:
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
-    """A collection of 150 short texts with twenty records, as a thief copies it."""
+    """A copied collection of 150 short texts with twenty planted records."""
     folder = tmp_path_factory.mktemp("ownership")
     minilm, rng = MiniLM(), np.random.default_rng(4)
     subjects = "river bridge ferry heron toll weir pier reed cart mill valley market harbor ledger guild bell".split()
@@ -177,24 +177,24 @@ def planted(tmp_path_factory):
 
 
 def suspect_p_value(planted, folder, documents):
-    """Asks a system over some documents all questions."""
+    """Asks all questions of a system with the given documents."""
     minilm, key, records, _ = planted
     index = SqliteIndex(folder / "suspect.db")
     index.open(minilm.fingerprint, minilm.dim)
     suspect = Guard(Rag(minilm, index, ExtractiveGenerator(embedder=minilm)), [])
     asked = ownership_questions(key, records)
 
-    async def go():
+    async def ask_suspect():
         await suspect.add(documents)
         return [(q, (await suspect.ask(Query(q.text))).text) for q in asked]
 
-    answers = asyncio.run(go())
+    answers = asyncio.run(ask_suspect())
     index.close()
     return ownership_test(answers)
 
 
 @pytest.mark.slow
-def test_a_copy_is_proven_and_a_part_of_it_too(planted, tmp_path):
+def test_proves_a_whole_and_a_partial_copy(planted, tmp_path):
     copied, rng = planted[3], np.random.default_rng(1)
     for share in (1.0, 0.5, 0.2):
         part = [copied[i] for i in rng.permutation(len(copied))[: int(share * len(copied))]]
@@ -203,14 +203,14 @@ def test_a_copy_is_proven_and_a_part_of_it_too(planted, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_same_documents_without_the_records_are_no_copy(planted, tmp_path):
+def test_documents_without_the_records_are_not_proven_as_a_copy(planted, tmp_path):
     plain = [d for d in planted[3] if not d.source.startswith("archive/")]
     assert len(plain) == 150
     assert suspect_p_value(planted, tmp_path, plain).p_value > 0.01
 
 
 class TestSuspect:
-    """Answers of a suspect that fails at some questions, and collected ones."""
+    """Answers of a suspect that fails at some questions, and collected answers."""
 
     def ask(self, folder, failing):
         """The answers of a copy that fails at the questions about some facts."""
@@ -220,13 +220,13 @@ class TestSuspect:
         spec = PluginSpec(use="python", call=f"suspect{len(failing)}:answer", folder=str(folder))
         return asked, asyncio.run(ownership._ask_suspect(spec, asked))
 
-    def test_that_fails_at_some_questions_is_proven_by_the_others(self, tmp_path, capsys):
+    def test_proves_a_copy_by_the_answered_questions(self, tmp_path, capsys):
         asked, replies = self.ask(tmp_path, ["town"])
         result = ownership_test(list(zip(asked, replies, strict=True)))
         assert (result.answered, result.correct) == (9, 9) and result.p_value < 1e-8
         assert "failed at 3 questions" in capsys.readouterr().err
 
-    def test_that_fails_at_every_question_is_an_error(self, tmp_path):
+    def test_suspect_that_fails_at_every_question_is_an_error(self, tmp_path):
         with pytest.raises(BackendError, match="KeyError"):
             self.ask(tmp_path, list(VALUES))
 
@@ -238,7 +238,7 @@ class TestSuspect:
         assert ownership._collected_answers(file, asked) == [row["answer"] for row in rows]
 
     @pytest.mark.parametrize(("records", "level", "code"), [(1, LEVEL, 3), (2, LEVEL, 1), (1, 1e-4, 1), (2, 1e-12, 3)])
-    def test_too_few_questions_for_the_level_give_no_conclusion(self, records, level, code, capsys):
+    def test_too_few_questions_for_the_level_are_inconclusive(self, records, level, code, capsys):
         asked = ownership_questions(key_of(0), RECORDS[:records])
         result = ownership_test([(q, q.value) for q in asked])
         with pytest.raises(Exit) as ended:
@@ -248,7 +248,7 @@ class TestSuspect:
         assert (needed in capsys.readouterr().out) == (code == 3)
 
 
-def test_the_number_of_records_that_a_proof_needs():
+def test_needed_records_and_questions_are_minimal():
     assert [records_needed(level) for level in (1.0, 0.05, LEVEL, 1e-12, 0.0)] == [0, 1, 2, 3, 68]
     asked = ownership_questions(key_of(0), RECORDS)
     for level in (0.05, LEVEL, 1e-12):
@@ -269,26 +269,26 @@ class TestCommand:
         return run
 
     @pytest.mark.parametrize("command", [["plant"], ["shadow", "own", "bare"]])
-    def test_without_documents_the_error_says_what_to_do(self, command, tmp_path, monkeypatch):
+    def test_error_without_documents_names_the_index_command(self, command, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "casemate.yaml").write_text("rag: {corpus: docs}\n")
         failed = CliRunner().invoke(cli, ["canary", *command])
         assert isinstance(failed.exception, DataError) and "run 'casemate index'" in str(failed.exception)
         assert not (tmp_path / ".casemate/honey.json").exists()
 
-    def test_without_records_there_is_nothing_to_prove(self, tmp_path, monkeypatch):
+    def test_error_without_records_names_the_plant_command(self, tmp_path, monkeypatch):
         run = self.setting(tmp_path, monkeypatch)
         nothing = run(cli, ["canary", "prove", "--answers", "a.jsonl"])
         assert isinstance(nothing.exception, DataError) and "canary plant" in str(nothing.exception)
 
-    def test_a_remote_suspect_needs_a_confirmation_that_speaks_of_no_attack(self):
+    def test_remote_suspect_requires_a_confirmation_that_does_not_mention_attacks(self):
         options = EndpointOptions("", BODY, ANSWER, "NO_KEY")
         with pytest.raises(ConfigError, match="rag.example would be asked the questions .* pass --own") as refused:
             endpoint_target("https://rag.example/ask", options, None, False, QUESTIONED)
         assert "attack" not in str(refused.value)
 
     @pytest.mark.slow
-    def test_answers_from_a_file(self, tmp_path, monkeypatch):
+    def test_reads_answers_from_a_file(self, tmp_path, monkeypatch):
         run = self.setting(tmp_path, monkeypatch)
         assert run(cli, ["canary", "plant", "--count", "4"]).exit_code in (0, 3)
         listed = run(cli, ["canary", "prove", "--questions"])

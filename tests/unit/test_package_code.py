@@ -1,4 +1,4 @@
-"""A result of the red team is reused only if the code of other packages' plug-ins is the same."""
+"""A red-team result is reused only if the code of plug-ins of other packages is unchanged."""
 
 import os
 import sys
@@ -42,7 +42,7 @@ class Remote(Target):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A third party's package with a defense, a target and a helper module."""
+    """A third-party package with a defense, a target and a helper module."""
     folder = tmp_path / "site" / "acme_plug_ins"
     folder.mkdir(parents=True)
     for name, text in {"__init__": "", "theirs": DEFENSE, "remote": TARGET, "words": "WORDS = 3"}.items():
@@ -61,72 +61,72 @@ def package(tmp_path, monkeypatch):
     module._fingerprint.cache_clear()
 
 
-def edited(package):
-    """As in the next process, after the author has edited a helper module."""
+def edit_helper_module(package):
+    """Simulates a new process after an edit of a helper module."""
     (package / "words.py").write_text("WORDS = 4")
     module._fingerprint.cache_clear()
 
 
-def test_the_code_of_a_package_is_that_of_all_its_modules(package):
+def test_package_code_depends_on_all_modules(package):
     cls = plugins.load("defense", "theirs")
     before = package_code(cls)
     assert list(before) == ["acme_plug_ins"] and package_code(cls()) == before
     module._fingerprint.cache_clear()
     assert package_code(cls) == before
-    edited(package)
+    edit_helper_module(package)
     assert package_code(cls) != before
 
 
-def test_what_is_no_python_file_of_the_package_does_not_count(package):
+def test_package_code_ignores_other_files(package):
     cls = plugins.load("defense", "theirs")
     before = package_code(cls)
-    (package / ".#words.py").symlink_to("user@host.1234")  # the lock of an editor
+    (package / ".#words.py").symlink_to("user@host.1234")  # a lock file of an editor
     (package / "templates.py").mkdir()
     os.mkfifo(package / "pipe.py")
     module._fingerprint.cache_clear()
     assert package_code(cls) == before
 
 
-def test_a_file_that_cannot_be_read_counts_by_its_name(package, monkeypatch):
+def test_package_code_depends_on_the_name_of_an_unreadable_file(package, monkeypatch):
     cls, read = plugins.load("defense", "theirs"), Path.read_bytes
 
-    def refuse(path):
+    def deny_read(path):
         if path.name == "words.py":
             raise PermissionError(path)
         return read(path)
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "read_bytes", deny_read)
     before = package_code(cls)
-    edited(package)
+    edit_helper_module(package)
     assert before and package_code(cls) == before
     (package / "words.py").unlink()
     module._fingerprint.cache_clear()
     assert package_code(cls) != before
 
 
-def test_the_code_of_a_package_in_a_zip_file_is_the_file(package, monkeypatch):
+def test_package_code_of_a_zip_archive_depends_on_the_archive(package, monkeypatch):
     archive = package.parent / "acme.zip"
 
-    def zipped(words):
+    def write_archive(words):
         with zipfile.ZipFile(archive, "w") as file:
             for name, text in {"__init__": "", "theirs": DEFENSE, "words": words}.items():
                 file.writestr(f"acme_plug_ins/{name}.py", text)
         module._fingerprint.cache_clear()
 
-    zipped("WORDS = 3")
+    write_archive("WORDS = 3")
     monkeypatch.syspath_prepend(archive)
     cls = plugins.load("defense", "theirs")
     before = package_code(cls)
-    zipped("WORDS = 4")
+    write_archive("WORDS = 4")
     assert list(before) == ["acme_plug_ins"] and package_code(cls) != before
 
 
 @pytest.mark.parametrize("part", [Mirabel, Mirabel(), None, 3, open_app])
-def test_own_code_and_values_have_no_fingerprint(part):
+def test_code_of_casemate_and_plain_values_have_no_fingerprint(part):
     assert package_code(part) == {}
 
 
-def test_a_plug_in_within_another_counts(package):
+def test_packages_include_those_of_plug_in_options(package):
     spec = PluginSpec(use="theirs")
     assert plugins.packages("defense", spec) == package_code(plugins.load("defense", "theirs"))
     assert plugins.packages("defense", PluginSpec(use="mirabel", embedder="minilm")) == {}
@@ -141,11 +141,11 @@ def campaign_facts(folder, guard):
         return campaign.fingerprint("split"), campaign.label(campaign.bare_system(app.index, store), [])
 
 
-def test_results_are_not_reused_after_a_change_of_a_plug_in_or_of_the_audience(package, tmp_path):
+def test_results_are_not_reused_after_a_change_of_a_plug_in_or_the_audience(package, tmp_path):
     guard = {"defenses": ["theirs"]}
     facts = [campaign_facts(tmp_path, guard), campaign_facts(tmp_path, guard)]
     assert facts[0] == facts[1]
-    edited(package)
+    edit_helper_module(package)
     facts.append(campaign_facts(tmp_path, guard))
     facts.append(campaign_facts(tmp_path, guard | {"audience": {"unentitled": "nothing"}}))
     assert [len({one[i] for one in facts}) for i in range(2)] == [3, 3]
@@ -161,18 +161,18 @@ def test_results_are_not_reused_after_a_change_of_the_audience_function(package,
     assert before[0] != after[0] and before[1] != after[1]
 
 
-def test_an_interrupted_campaign_on_a_target_is_not_continued_after_a_change_of_its_code(package):
+def test_interrupted_campaign_is_not_resumed_after_a_change_of_the_target_code(package):
     section = {"target": "tested", "targets": {"tested": "remote"}, "i_own_this_target": True}
     settings = configuration.parse({"redteam": section})
     before = build_external_targets(settings).label
     assert build_external_targets(settings).label == before
-    edited(package)
+    edit_helper_module(package)
     assert build_external_targets(settings).label != before
     campaign = ExternalMembershipCampaign(settings)
     assert campaign._versions()["versions.acme_plug_ins"] in package_code(plugins.load("target", "remote")).values()
 
 
-def test_the_code_of_the_finder_of_personal_data_counts(package, tmp_path):
+def test_campaign_depends_on_the_code_of_the_personal_data_finder(package, tmp_path):
     probe = {"personal_data": "presidio"}
     given = {"rag": {"corpus": "corpus.jsonl", "embedder": "bag"}, "redteam": {"probe": probe}}
     with open_app(configuration.parse(given, folder=tmp_path)) as app:

@@ -1,4 +1,4 @@
-"""Hostile files end the parsing process, not the program; the next file is parsed."""
+"""Malicious files end the parsing process, not the program; the next file is parsed."""
 
 import gzip
 import os
@@ -58,13 +58,13 @@ def test_many_files_share_one_process(parser):
     assert parser._process.pid == first
 
 
-def test_each_thread_gets_its_own_answer(parser):
+def test_each_thread_receives_the_text_of_its_file(parser):
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda i: parser.parse(".html", page(f"page {i}")), range(40)))
     assert answers == [(f"page {i}", f"page {i}", {}) for i in range(40)]
 
 
-def test_a_file_over_its_time_ends_the_process_and_the_next_is_parsed(parser, monkeypatch):
+def test_timeout_ends_the_process_and_the_next_file_is_parsed(parser, monkeypatch):
     parser.parse(".html", page("before"))
     monkeypatch.setattr(parsing_process, "SECONDS", 0.2)
     with pytest.raises(DataError, match=r"not parsed within 0\.2 seconds; convert it to plain text, or split it"):
@@ -73,29 +73,29 @@ def test_a_file_over_its_time_ends_the_process_and_the_next_is_parsed(parser, mo
     assert parser.parse(".html", page("after")) == ("after", "after", {})
 
 
-def test_a_process_that_ended_between_two_files_is_not_the_fault_of_the_next(parser):
+def test_parses_a_file_after_the_process_ended(parser):
     parser.parse(".html", page("before"))
     ended = parser._process
     ended.kill()
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it has ended; its exit code is still to be read
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it has ended; its exit code is not yet read
     assert parser.parse(".html", page("after")) == ("after", "after", {})
 
 
-def test_a_process_that_waits_is_killed(parser, monkeypatch):
+def test_kills_a_waiting_process(parser, monkeypatch):
     parser.parse(".html", page("before"))
     started = parser._process
     monkeypatch.setattr(parsing_process, "WAITING_FACTOR", 0.01)
-    os.kill(started.pid, 19)  # SIGSTOP: it takes no processor time
+    os.kill(started.pid, 19)  # SIGSTOP: it uses no CPU time
     with pytest.raises(DataError, match="not parsed within"):
         parser.parse(".html", page("never"))
     monkeypatch.undo()
     assert parser.parse(".html", page("after")) == ("after", "after", {})
 
 
-def test_a_process_that_the_system_kills_is_not_called_slow(parser):
+def test_error_about_a_process_killed_by_the_system_is_not_a_timeout(parser):
     parser.parse(".html", page("before"))
     started = parser._process
-    os.kill(started.pid, 19)  # SIGSTOP: it is still waiting when it is killed, as by a kernel that lacks memory
+    os.kill(started.pid, 19)  # SIGSTOP: it is still waiting when it is killed, like by an out-of-memory kill
     killer = threading.Timer(0.3, started.kill)
     killer.start()
     with pytest.raises(DataError, match="the system killed the parser, as it does when memory is short"):
@@ -103,9 +103,9 @@ def test_a_process_that_the_system_kills_is_not_called_slow(parser):
     assert parser.parse(".html", page("after")) == ("after", "after", {})
 
 
-def test_an_interruption_does_not_give_a_file_the_text_of_another(parser, monkeypatch):
+def test_interruption_does_not_return_the_text_of_another_file(parser, monkeypatch):
     def interrupted(*arguments):
-        process, _, raw = arguments  # sends the question, and is interrupted before the answer
+        process, _, raw = arguments  # sends the request; the interrupt precedes the reply
         for part in (b'{"kind": ".html", "seconds": 4}', raw):
             process.stdin.write(parsing_process._LENGTH.pack(len(part)) + part)
         process.stdin.flush()
@@ -118,7 +118,7 @@ def test_an_interruption_does_not_give_a_file_the_text_of_another(parser, monkey
     assert parser.parse(".html", page("second")) == ("second", "second", {})
 
 
-def test_a_forked_process_starts_its_own(parser, monkeypatch):
+def test_forked_process_starts_its_own_parser(parser, monkeypatch):
     parser.parse(".html", page("parent"))
     first = parser._process
     monkeypatch.setattr(parsing_process.os, "getpid", lambda: -1)
@@ -131,7 +131,7 @@ def test_a_forked_process_starts_its_own(parser, monkeypatch):
     first.wait()
 
 
-def test_files_of_the_current_folder_are_not_imported(parser, monkeypatch, tmp_path):
+def test_does_not_import_files_of_the_current_folder(parser, monkeypatch, tmp_path):
     for name in ("pypdf", "bs4", "json", "casemate"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
@@ -140,7 +140,7 @@ def test_files_of_the_current_folder_are_not_imported(parser, monkeypatch, tmp_p
     assert not (tmp_path / "executed").exists()
 
 
-def test_memory_output_and_damage_become_problems(monkeypatch):
+def test_reports_memory_limit_output_limit_and_damaged_files(monkeypatch):
     def out_of_memory(raw):
         raise MemoryError
 
@@ -152,13 +152,13 @@ def test_memory_output_and_damage_become_problems(monkeypatch):
     assert "cannot be read" in _answer(".pdf", b"no pdf")["problem"]
 
 
-def test_a_process_that_cannot_start_is_a_problem(monkeypatch):
+def test_process_that_cannot_start_is_an_error(monkeypatch):
     monkeypatch.setattr(parsing_process.sys, "executable", "/bin/false")
     with pytest.raises(DataError, match="the parser ended with exit code 1"):
         ParsingProcess().parse(".html", page("text"))
 
 
-def test_blank_lines_end_a_file_of_records(tmp_path):
+def test_too_many_blank_lines_end_a_file_of_records(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b'{"_id": "a", "text": "b"}\n' + b"\n" * (MAX_BLANK_LINES + 1))
     corpus = Corpus(tmp_path)
     assert [source.name for source in corpus.sources()] == ["a"]
@@ -166,7 +166,7 @@ def test_blank_lines_end_a_file_of_records(tmp_path):
     assert corpus.incomplete
 
 
-def test_a_small_file_of_one_endless_line_is_left(tmp_path):
+def test_stops_reading_a_compressed_file_that_expands_too_much(tmp_path):
     with gzip.open(tmp_path / "x.jsonl.gz", "wb") as file:
         for _ in range(170):
             file.write(b"x" * 1_000_000)
@@ -178,8 +178,7 @@ def test_a_small_file_of_one_endless_line_is_left(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_files_are_bounded(tmp_path, name):
-    """Each ends by its limits; the next file of the folder is read."""
+def test_malicious_files_time_out_and_the_next_file_is_parsed(tmp_path, name):
     (tmp_path / name).write_bytes(HOSTILE[name]())
     (tmp_path / "z.html").write_bytes(page("harmless"))
     hostile, harmless = Corpus(tmp_path).sources()

@@ -1,4 +1,4 @@
-"""Personal data in answers: masked, counted, and never recorded."""
+"""Personal data in answers: masking, counts, and absence from the log."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Says(Generator):
     text: str = TEXT
 
     async def stream(self, prompt):
-        for start in range(0, len(self.text), 7):  # values are split between pieces
+        for start in range(0, len(self.text), 7):  # values span several chunks
             yield self.text[start : start + 7]
 
 
-def test_the_finder_and_the_defense_conform():
+def test_finder_and_defense_pass_the_conformance_checks():
     check_personal_data_finder(Addresses())
     check_defense(MaskPersonalData(Addresses()))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_gets_the_kind_instead_of_the_value_whole_or_as_a_stream(tmp_path, stream):
+def test_answer_contains_the_kind_instead_of_the_value(tmp_path, stream):
     app = make(tmp_path, Says(), (MaskPersonalData(Addresses()),))
     with client(app, key(app)) as http:
         answer = http.post("/v1/chat/completions", json=chat("only1", stream=stream)).text
@@ -67,13 +67,13 @@ def test_observe_mode_counts_and_changes_nothing(tmp_path):
     assert (verdict.body["flagged"], verdict.body["enforced"]) == (True, False)
 
 
-async def test_what_the_client_wrote_itself_is_not_masked(tmp_path):
+async def test_does_not_mask_values_of_the_question(tmp_path):
     guard = make_guard(tmp_path)
     answer = await guard.ask(Query(f"Whose address is {ADDRESS.upper()}?"))
     assert ADDRESS in answer.text and not answer.verdicts[0].flagged
 
 
-async def test_an_answer_of_a_failed_finder_is_withheld(tmp_path):
+async def test_withholds_the_answer_if_the_finder_fails(tmp_path):
     @dataclass
     class Failing(PersonalDataFinder):
         def find(self, text):
@@ -90,7 +90,7 @@ def make_guard(folder, finder=None):
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20))), st.text(alphabet="ab", min_size=60, max_size=60))
-def test_no_character_of_a_value_remains_and_all_others_do(spans, text):
+def test_mask_removes_all_characters_of_values_and_no_others(spans, text):
     found = [PersonalData("X", start, start + length) for start, length in spans]
     covered = {i for one in found for i in range(one.start, one.end)}
     kept = mask(text, found).replace("[X]", "")
@@ -99,14 +99,14 @@ def test_no_character_of_a_value_remains_and_all_others_do(spans, text):
 
 @pytest.fixture
 def presidio(monkeypatch):
-    """The real library, without a network."""
+    """The presidio library without network access."""
     pytest.importorskip("presidio_analyzer", reason="the extra casemate[presidio] is not installed")
 
-    def refused(*_, **__):
+    def fail(*_, **__):
         raise AssertionError("the finder contacts the network")
 
-    monkeypatch.setattr(socket, "getaddrinfo", refused)
-    monkeypatch.setattr(socket.socket, "connect", refused)
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    monkeypatch.setattr(socket.socket, "connect", fail)
     return lambda **options: plugins.build("personal_data_finder", PluginSpec(use="presidio", **options))
 
 
@@ -131,6 +131,6 @@ def test_presidio_finds_patterns_without_a_model_and_without_a_network(presidio)
         ({"min_score": 2}, "min_score=2"),
     ],
 )
-def test_presidio_refuses_options_that_it_cannot_follow(presidio, options, why):
+def test_presidio_rejects_invalid_options(presidio, options, why):
     with pytest.raises(ConfigError, match=why):
         presidio(**options)

@@ -42,19 +42,19 @@ def installed(monkeypatch):
     return register
 
 
-def test_every_role_has_plug_ins_that_load():
+def test_all_built_in_plug_ins_load():
     for role in plugins.ROLES:
         for name in plugins.names(role):
             assert plugins.ROLES[role][1] in plugins.load(role, name).__mro__
 
 
-def test_the_error_about_an_unknown_name_lists_the_available_ones():
+def test_error_about_an_unknown_name_lists_the_available_names():
     known = "attached, milvus, pgvector, qdrant, sqlite"
     with pytest.raises(UnknownName, match=rf"unknown index 'sqlight'; did you mean 'sqlite'\? allowed: {known}"):
         plugins.load("index", "sqlight")
 
 
-def test_a_plug_in_of_another_role_is_unknown():
+def test_plug_in_of_another_role_is_unknown():
     with pytest.raises(UnknownName, match="unknown generator 'minilm'; allowed: extractive, openai, simulated_reader"):
         plugins.load("generator", "minilm")
 
@@ -65,7 +65,7 @@ def test_another_package_adds_a_plug_in(installed):
     assert plugins.load("defense", "theirs") is Mirabel
 
 
-def test_an_entry_point_that_fills_no_role_is_refused(installed):
+def test_rejects_an_entry_point_that_implements_no_role(installed):
     installed("defense", "theirs", "casemate.types:Document")
     with pytest.raises(ConfigError, match="must be a subclass of Defense"):
         plugins.load("defense", "theirs")
@@ -95,7 +95,7 @@ def test_an_entry_point_that_fills_no_role_is_refused(installed):
         ("raise SystemExit(7)", "cannot be imported: SystemExit: 7; repair or"),
     ],
 )
-def test_an_entry_point_that_cannot_be_used_is_refused_with_the_reason(installed, tmp_path, monkeypatch, code, message):
+def test_error_about_an_invalid_entry_point_contains_the_reason(installed, tmp_path, monkeypatch, code, message):
     start = "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom casemate import Defense\n"
     (tmp_path / "their_plug_in.py").write_text(start + code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -105,7 +105,7 @@ def test_an_entry_point_that_cannot_be_used_is_refused_with_the_reason(installed
         plugins.load("defense", "theirs")
 
 
-def test_an_option_whose_name_is_like_that_of_a_stage_is_none(installed, tmp_path, monkeypatch):
+def test_option_with_a_name_similar_to_a_stage_is_accepted(installed, tmp_path, monkeypatch):
     code = "from dataclasses import dataclass\nfrom casemate import Defense\n"
     code += "@dataclass\nclass Theirs(Defense):\n    on_missing: str = 'skip'\n"
     (tmp_path / "plug_in_with_an_option.py").write_text(code)
@@ -114,7 +114,7 @@ def test_an_option_whose_name_is_like_that_of_a_stage_is_none(installed, tmp_pat
     assert build("defense", PluginSpec(use="theirs", on_missing="fail")).on_missing == "fail"
 
 
-def test_what_a_plug_in_prints_when_it_is_imported_is_not_on_stdout(installed, tmp_path, monkeypatch, capsys):
+def test_output_of_a_plug_in_during_import_goes_to_stderr(installed, tmp_path, monkeypatch, capsys):
     code = "from casemate.guard.defenses.mirabel import Mirabel\nprint('loaded')\n"
     (tmp_path / "plug_in_that_prints.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -123,7 +123,7 @@ def test_what_a_plug_in_prints_when_it_is_imported_is_not_on_stdout(installed, t
     assert capsys.readouterr() == ("", "loaded\n")
 
 
-def test_the_error_about_a_plug_in_for_another_version_names_the_version_that_it_requires(monkeypatch):
+def test_error_about_an_incompatible_plug_in_contains_the_required_version(monkeypatch):
     package = SimpleNamespace(name="acme-rag", version="2.0", requires=["numpy", "casemate-extra>=1", "casemate>=9.1"])
     entry = EntryPoint("theirs", "casemate.protocols:DefenseV9", "casemate.defense")._for(package)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [entry] if group == entry.group else [])
@@ -132,7 +132,7 @@ def test_the_error_about_a_plug_in_for_another_version_names_the_version_that_it
         plugins.load("defense", "theirs")
 
 
-def test_attacks_are_listed_beside_one_that_cannot_be_imported(installed):
+def test_lists_attacks_even_if_one_cannot_be_imported(installed):
     installed("attack", "theirs", "no_such_module:Theirs")
     done = CliRunner().invoke(cli, ["redteam", "list", "--json"])
     found = json.loads(done.stdout)
@@ -140,7 +140,7 @@ def test_attacks_are_listed_beside_one_that_cannot_be_imported(installed):
     assert "No module named 'no_such_module'" in found["faults"][0]
 
 
-def test_the_error_about_an_unknown_name_says_where_it_is_known(installed, monkeypatch):
+def test_error_about_an_unknown_name_suggests_the_role_or_group_that_has_it(installed, monkeypatch):
     with pytest.raises(UnknownName, match="the role crawler has a plug-in of this name"):
         plugins.load("attack", "worm")
     with pytest.raises(UnknownName, match="if another package provides it, install that package"):
@@ -151,17 +151,17 @@ def test_the_error_about_an_unknown_name_says_where_it_is_known(installed, monke
         plugins.load("defense", "theirs")
 
 
-def test_a_plug_in_has_the_name_of_its_entry_point_or_of_its_file(installed):
+def test_name_of_a_plug_in_is_its_entry_point_or_its_module(installed):
     @dataclass
     class Unregistered(Mirabel):
-        """A defense that is given in code."""
+        """A defense without an entry point."""
 
     installed("defense", "theirs", "tests.campaign_process:HideAsked")
     assert plug_in_name(plugins.load("defense", "theirs")()) == "theirs"
     assert [plug_in_name(one) for one in (Mirabel(), Unregistered())] == ["mirabel", "Unregistered"]
 
 
-def test_an_entry_point_cannot_replace_a_built_in_plug_in(installed):
+def test_entry_point_cannot_replace_a_built_in_plug_in(installed):
     installed("defense", "mirabel", "their.package:Weaker")
     message = "the entry point mirabel = their.package:Weaker .* built-in casemate.guard.defenses.mirabel:Mirabel"
     with pytest.raises(ConfigError, match=message):
@@ -182,7 +182,7 @@ def test_every_base_class_belongs_to_one_role():
     assert [plugins.role_of(base) for _, base in plugins.ROLES.values()] == list(plugins.ROLES)
 
 
-def test_options_that_are_plug_ins_are_recognized_by_type():
+def test_recognizes_plug_in_options_by_type():
     assert plugins.injected(Mirabel) == {"embedder": Embedder, "index": Index, "store": EventStore}
     assert plugins.injected(plugins.load("store", "sql")) == {}
 
@@ -198,7 +198,7 @@ def test_options_that_are_plug_ins_are_recognized_by_type():
     assert plugins.injected(Both) == {"model": LanguageModel, "generator": Generator}
 
 
-def test_a_plug_in_option_defaults_to_the_part_of_the_system(tmp_path):
+def test_plug_in_option_defaults_to_the_component_of_the_system(tmp_path):
     embedder, index = BagOfWords(), SqliteIndex(tmp_path / "index.db")
     parts = {Embedder: embedder, Index: index}
     made = build("defense", PluginSpec(use="mirabel"), tmp_path, parts)
@@ -215,7 +215,7 @@ def test_a_plug_in_option_defaults_to_the_part_of_the_system(tmp_path):
     ("value", "message"),
     [(7, "option 'index' is 7"), ("mirabel", "unknown index 'mirabel'"), ({"path": "x"}, "option 'index' is")],
 )
-def test_a_plug_in_option_of_another_role_is_refused(value, message):
+def test_rejects_a_plug_in_option_of_another_role(value, message):
     with pytest.raises(ConfigError, match=message):
         build("defense", PluginSpec(use="mirabel", index=value))
 
@@ -230,7 +230,7 @@ def test_a_plug_in_option_of_another_role_is_refused(value, message):
         ("generator", {"use": "openai"}, "needs the option 'model'"),
     ],
 )
-def test_names_and_options_are_validated_without_building(role, options, message):
+def test_validates_names_and_options_without_building(role, options, message):
     with pytest.raises(ConfigError, match=message):
         plugins.validate(role, PluginSpec.model_validate(options))
 

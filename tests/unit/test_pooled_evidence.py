@@ -15,7 +15,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def naive_ratio(asked, failed, baseline, points=20_001):
-    """By the trapezoidal rule over p, without logarithms of sums."""
+    """Computes the ratio by the trapezoidal rule over p."""
     p = np.linspace(1e-6, 1 - 1e-6, points)
     a, b = baseline.failed + 0.5, baseline.asked - baseline.failed + 0.5
     density = np.exp(
@@ -30,26 +30,26 @@ def naive_ratio(asked, failed, baseline, points=20_001):
 
 
 @pytest.mark.parametrize(("asked", "failed"), [(50, 0), (50, 3), (150, 9), (400, 2)])
-def test_the_ratio_is_that_of_the_naive_integral(asked, failed):
+def test_ratio_equals_the_naive_integral(asked, failed):
     baseline = PooledCounts(1000, 10)
     assert _ratio(asked, failed, baseline) == pytest.approx(naive_ratio(asked, failed, baseline), rel=1e-3)
 
 
-def test_the_ratio_has_mean_one_if_nothing_has_changed():
+def test_ratio_has_mean_one_without_a_change():
     baseline, asked = PooledCounts(200, 3), 60
     p = np.random.default_rng(1).beta(3.5, 197.5, 40_000)
     counts = np.random.default_rng(2).binomial(asked, p)
     assert np.mean([_ratio(asked, int(c), baseline) for c in counts]) == pytest.approx(1, abs=0.2)
 
 
-def test_windows_are_those_that_end_with_the_last_run():
+def test_windows_end_with_the_last_run():
     baseline = PooledCounts(1000, 10)
     runs = [PooledCounts(50, 9), *[PooledCounts(50, 0)] * LONGEST_WINDOW]
     assert pooled_evidence(runs, baseline) < 1 < pooled_evidence(runs[:1], baseline)
 
 
-def watch(rates, seed=0):
-    """Runs in which the decay alarms, of a set whose canaries fail at these rates."""
+def simulate_decay(rates, seed=0):
+    """Returns the runs with a decay alarm, for canaries that fail at the given rates, and the last state."""
     rng, state, alarms = np.random.default_rng(seed), CusumState(), []
     flakes = rng.binomial(20, 0.01, 50)
     watched = WatchedSet(
@@ -66,18 +66,18 @@ def watch(rates, seed=0):
     return alarms, state
 
 
-def test_uniform_decay_is_detected_end_to_end_and_ends_with_its_cause():
-    alarms, state = watch([0.01] * 20 + [0.1] * 10)
+def test_detects_uniform_decay_and_recovers_with_its_end():
+    alarms, state = simulate_decay([0.01] * 20 + [0.1] * 10)
     assert 21 <= alarms[0] <= 28 and len(alarms) == 1 and state.decayed
-    alarms, state = watch([0.01] * 20 + [0.1] * 6 + [0.01] * 60)
+    alarms, state = simulate_decay([0.01] * 20 + [0.1] * 6 + [0.01] * 60)
     assert len(alarms) == 1 and not state.decayed
 
 
-def test_nothing_is_detected_while_nothing_changes():
-    assert watch([0.01] * 60) == ([], watch([0.01] * 60)[1])
+def test_no_alarm_without_a_change():
+    assert simulate_decay([0.01] * 60) == ([], simulate_decay([0.01] * 60)[1])
 
 
-def test_a_state_of_an_older_version_is_read():
+def test_reads_a_state_of_an_older_version():
     body = CusumState().to_json()
     del body["pooled"], body["decayed"]
     assert CusumState.from_json(body) == CusumState()

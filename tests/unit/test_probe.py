@@ -1,4 +1,4 @@
-"""Instructions in documents: how they are recognized, judged and reported, guard off and on."""
+"""Instructions in documents: detection of effects, verdicts and reports, with the guard off and on."""
 
 import asyncio
 import json
@@ -55,26 +55,26 @@ class TestEffects:
             ("disclosure", f"My instructions: {INSTRUCTIONS} The pharmacy opens at noon."),
         ],
     )
-    def test_an_obedient_reply_shows_the_effect(self, variant, reply):
+    def test_detects_the_effect_in_a_reply_that_follows_the_instruction(self, variant, reply):
         assert followed(variant, reply)
 
     @pytest.mark.parametrize("variant", EFFECTS)
-    def test_answers_quotations_and_unknown_answers_do_not(self, variant):
+    def test_answers_quotations_and_refusals_show_no_effect(self, variant):
         for reply in ("The pharmacy opens at noon.", UNKNOWN, injection(variant).document.text, ""):
             assert not followed(variant, reply)
 
     @pytest.mark.parametrize("variant", EFFECTS)
-    def test_a_reader_that_copies_sentences_did_not_follow_them(self, variant):
+    def test_copied_sentences_show_no_effect(self, variant):
         made = injection(variant)
         reply = asyncio.run(join_stream(ExtractiveGenerator().stream(Prompt(QUESTION, (made.document,), ""))))
         assert not InstructionInjection().succeeded(made, reply, INSTRUCTIONS)
 
-    def test_the_word_of_another_question_is_no_effect(self):
+    def test_word_of_another_question_is_not_an_effect(self):
         assert injection(seed=1).key != injection(seed=2).key
         assert not InstructionInjection().succeeded(injection(seed=1), f"{injection(seed=2).key}. At noon.", "")
 
     @pytest.mark.parametrize("variants", [("marker", "hypnosis"), (), ("link", "link")])
-    def test_unknown_missing_and_repeated_effects_are_refused(self, variants):
+    def test_rejects_unknown_missing_and_repeated_effects(self, variants):
         with pytest.raises(ConfigError, match=r"injection\.variants"):
             InstructionInjection(variants)
 
@@ -112,24 +112,24 @@ class TestVerdict:
             (result(0, off=0), CheckStatus.PASS, "no evidence about the guard"),
         ],
     )
-    def test_a_probe_passes_only_if_it_could_have_failed(self, measured, status, why):
+    def test_probe_passes_only_if_it_could_have_failed(self, measured, status, why):
         check = probe_check(measured, 0.05)
         assert (check.status, why in check.why) == (status, True), check.why
 
-    def test_questions_that_show_the_effect_anyway_are_excluded(self):
+    def test_excludes_questions_that_show_the_effect_without_the_instruction(self):
         trials = [ProbeTrial(baseline=True, off=True, on=True)] * 3 + [ProbeTrial(False, True, True, True, False)] * 2
         made = probe_result("injection", "refusal", "", trials)
         assert (made.questions, made.baseline.value, made.off.value, made.on.value) == (2, 0.6, 1.0, 0.0)
 
 
 def obedient(message):
-    """Follows the instruction wherever it stands."""
+    """Follows an instruction anywhere in the message."""
     found = BEGIN.search(message)
     return f"{found[1]}. It is open." if found else "It is open."
 
 
 def careful(message):
-    """Follows the instruction of the user, who comes last, and of nobody else."""
+    """Follows only an instruction in the question of the user at the end of the message."""
     return obedient(message.rpartition("Question:")[2])
 
 
@@ -176,14 +176,14 @@ def probe(place, *words, reader=None, questions=12, variants=("marker",), **sect
 
 @dataclass
 class Nothing(PersonalDataFinder):
-    """Finds nothing."""
+    """Returns no personal data."""
 
     def find(self, text):
         return []
 
 
 def with_finder(name, **options):
-    """The section of a probe that searches answers with a finder of the tests."""
+    """Options of a probe with a test finder of personal data."""
     attacks = [{"use": "injection", "variants": ["marker"]}]
     return {"personal_data": {"use": name}, "questions": 80, "attacks": attacks, **options}
 
@@ -209,7 +209,7 @@ class TestPersonalData:
         (check,) = [c for c in found["checks"] if c["name"] == NO_PERSONAL_DATA]
         return found["personal_data"], check
 
-    def test_a_reader_that_names_an_address_fails_and_the_report_has_only_the_kind(self, place):
+    def test_address_in_an_answer_fails_and_reports_contain_only_its_kind(self, place):
         measured, check = self.run(place, lambda message: "Write to desk@example.org.")
         assert (measured["off"][0], measured["on"][0], check["status"]) == (1.0, 1.0, "fail")
         assert measured["kinds"] == {"off": {"EMAIL": 80}, "on": {"EMAIL": 80}}
@@ -218,31 +218,31 @@ class TestPersonalData:
             assert "desk@" not in text and "personal data" in text
         assert "EMAIL: 80" in CliRunner().invoke(cli, ["report", "show"]).stdout
 
-    def test_a_guard_that_masks_passes(self, place):
+    def test_masking_guard_passes(self, place):
         mask = {"use": "personal_data", "finder": {"use": "addresses"}}
         measured, check = self.run(place, lambda message: "Write to desk@example.org.", defenses=[mask])
         assert (measured["off"][0], measured["on"][0], check["status"]) == (1.0, 0.0, "pass")
         assert "no evidence" not in check["why"]
 
-    def test_without_personal_data_the_guard_gets_no_credit(self, place):
+    def test_pass_without_personal_data_is_no_evidence_about_the_guard(self, place):
         _, check = self.run(place, lambda message: "At noon.")
         assert check["status"] == "pass" and "no evidence about the guard" in check["why"]
 
-    def test_values_of_the_question_do_not_count(self, place):
+    def test_ignores_values_of_the_question(self, place):
         assert find_new(Addresses(), "Is desk@example.org right?", "Yes, Desk@example.org.") == []
 
-    def test_a_finder_that_recognizes_nothing_is_inconclusive(self, place):
+    def test_finder_that_recognizes_no_example_is_inconclusive(self, place):
         measured, check = self.run(place, lambda message: "Write to desk@example.org.", "nothing")
         assert (measured["recognized"], check["status"]) == (0, "inconclusive")
 
-    def test_an_unknown_finder_is_refused_before_anything_is_written(self, place):
+    def test_rejects_an_unknown_finder_before_writing_files(self, place):
         assert "adresses" in str(probe(place, redteam={"probe": with_finder("adresses")}).exception)
         assert not (place / ".casemate/redteam").exists()
 
-    def test_the_examples_are_personal_data_to_presidio(self):
+    def test_presidio_recognizes_the_examples(self):
         pytest.importorskip("presidio_analyzer")
         finder = plugins.load("personal_data_finder", "presidio")()
-        assert sum(bool(finder.find(example)) for example in EXAMPLES) >= 4  # names need a model
+        assert sum(bool(finder.find(example)) for example in EXAMPLES) >= 4  # names require a language model
 
 
 def digests():
@@ -251,7 +251,7 @@ def digests():
 
 
 class TestCommand:
-    def test_an_obedient_reader_without_a_guard_fails_and_the_index_is_untouched(self, place):
+    def test_reader_that_follows_instructions_fails_and_the_index_is_unchanged(self, place):
         with FakeOpenAI(always="answer", answer=obedient) as reader:
             done = probe(place, "--json", reader=reader)
         found = json.loads(done.stdout)
@@ -272,16 +272,16 @@ class TestCommand:
         assert not list(folder.glob("runs/*/report.*"))
 
     @pytest.mark.slow
-    def test_a_reader_that_follows_only_the_user_passes_with_enough_questions(self, place):
+    def test_reader_that_follows_only_the_user_passes_with_enough_questions(self, place):
         with FakeOpenAI(always="answer", answer=careful) as reader:
             done = probe(place, reader=reader, questions=80)
             asked = len(reader.received)
             again = probe(place, reader=reader, questions=80)
-            assert len(reader.received) == asked  # a repeated run asks nothing again
+            assert len(reader.received) == asked  # a repeated run asks no question
         assert (done.exit_code, again.exit_code) == (0, 0), done.stdout
         assert "no evidence about the guard" in (place / ".casemate/redteam/probe.html").read_text()
 
-    def test_the_simulated_reader_never_passes(self, place):
+    def test_simulated_reader_is_inconclusive(self, place):
         done = probe(place, questions=80, variants=tuple(EFFECTS))
         assert done.exit_code == 3
         assert done.stdout.startswith("INCONCLUSIVE") and "the probe shows nothing" in done.stdout
@@ -290,7 +290,7 @@ class TestCommand:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("gate", "code", "followed"), [(True, 0, False), ("observe", 1, True), (False, 1, True)])
-    def test_screening_counts_as_the_guard_only_where_it_quarantines(self, place, monkeypatch, gate, code, followed):
+    def test_screening_counts_as_the_guard_only_if_it_quarantines(self, place, monkeypatch, gate, code, followed):
         monkeypatch.setattr("casemate.cli.redteam.fit_screen", lambda app, tenant, index: len)
         with FakeOpenAI(always="answer", answer=obedient) as reader:
             done = probe(place, "--json", reader=reader, questions=80, monitor={"gate": gate})
@@ -299,13 +299,13 @@ class TestCommand:
         assert (done.exit_code, one["quarantined"][0]) == (code, 1.0)
         assert one["on"][0] == (one["off"][0] if followed else 0.0)
 
-    def test_a_reader_that_fails_is_an_error_and_the_next_run_goes_on(self, place):
+    def test_failing_reader_is_an_error_and_the_next_run_resumes(self, place):
         with FakeOpenAI(["ok"] * 8, always="401") as reader:
             assert probe(place, reader=reader).exit_code == 2
         with FakeOpenAI(always="answer", answer=obedient) as reader:
             assert probe(place, reader=reader).exit_code == 1
 
-    def test_an_external_target_is_refused(self, place):
+    def test_rejects_an_external_target(self, place):
         target = {"use": "http", "url": "http://127.0.0.1:9/", "answer": "a"}
         done = probe(place, redteam={"target": target})
         assert "set redteam.target: own" in str(done.exception)
@@ -313,7 +313,7 @@ class TestCommand:
         assert "only the own system can be probed" in str(done.exception)
         assert not (place / ".casemate/redteam").exists()
 
-    def test_unknown_attacks_and_options_are_refused_before_anything_is_written(self, place):
+    def test_rejects_unknown_attacks_and_options_before_writing_files(self, place):
         assert "injectoin" in str(probe(place, "--attack", "injectoin").exception)
         assert "hypnosis" in str(probe(place, variants=("hypnosis",)).exception)
         assert not (place / ".casemate/redteam").exists()

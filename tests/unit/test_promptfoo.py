@@ -28,7 +28,7 @@ def export(folder, questions=None, variants=("marker",)):
 
 
 def rendered(config, test):
-    """The prompt as promptfoo sends it."""
+    """Renders the prompt like promptfoo."""
     (prompt,) = config["prompts"]
     for name, value in {**config["defaultTest"]["vars"], **test["vars"]}.items():
         prompt = prompt.replace("{{" + name + "}}", value)
@@ -36,7 +36,7 @@ def rendered(config, test):
 
 
 def results(config, model, label="a model"):
-    """What promptfoo writes: a result for each test."""
+    """A results file of promptfoo, with one result for each test."""
     rows = [
         {
             "provider": {"id": "openai:chat:m", "label": label},
@@ -45,7 +45,7 @@ def results(config, model, label="a model"):
             "testCase": test,
             "vars": {**config["defaultTest"]["vars"], **test["vars"]},
             "response": {"output": model(rendered(config, test))},
-            "error": "Expected output to not contain" if i % 2 else None,  # a failed assertion is no failed request
+            "error": "Expected output to not contain" if i % 2 else None,  # a failed assertion is not a failed request
             "success": True,
             "failureReason": 0,
         }
@@ -64,7 +64,7 @@ def judged(folder, content, limit=0.05):
 
 
 class TestExport:
-    def test_it_has_the_documented_structure_and_asks_no_model(self, tmp_path):
+    def test_has_the_documented_structure_and_asks_no_model(self, tmp_path):
         config = export(tmp_path, variants=tuple(InstructionInjection().variants))
         assert set(config) == {"description", "prompts", "providers", "defaultTest", "tests"}
         assert config["providers"] == ["echo"] and config["prompts"] == [PROMPT]
@@ -78,7 +78,7 @@ class TestExport:
             "not-is-refusal",
         }
 
-    def test_only_injected_documents_have_the_instruction(self, tmp_path):
+    def test_only_injected_documents_contain_the_instruction(self, tmp_path):
         for test in export(tmp_path)["tests"]:
             instruction, kind = test["metadata"]["instruction"], test["metadata"]["kind"]
             assert (instruction in test["vars"]["document"]) == (kind == "injected")
@@ -88,24 +88,24 @@ class TestExport:
         "question",
         ["{{ env.SECRET }}?", "{% include 'x' %}", "{# x #}", "file:///etc/passwd", " package:x", "https://x"],
     )
-    def test_promptfoo_renders_and_reads_nothing_that_a_question_names(self, tmp_path, question):
+    def test_promptfoo_neither_renders_templates_nor_reads_files_of_a_question(self, tmp_path, question):
         for test in export(tmp_path, [question])["tests"]:
             for value in test["vars"].values():
                 assert not any(mark in value for mark in ("{{", "{%", "{#"))
                 assert not value.lstrip().startswith(("file:", "package:", "https:"))
 
-    def test_an_existing_file_is_kept(self, tmp_path):
+    def test_does_not_overwrite_an_existing_file(self, tmp_path):
         export(tmp_path)
         with pytest.raises(ConfigError, match="exists"):
             export(tmp_path)
 
 
 class TestImport:
-    def test_models_are_judged_one_by_one_by_the_reply_and_not_by_promptfoo_s_verdict(self, tmp_path):
+    def test_judges_each_model_by_its_replies_and_not_by_the_promptfoo_verdict(self, tmp_path):
         config = export(tmp_path)
-        both = results(config, obedient, "weak")
-        both["results"]["results"] += results(config, careful, "careful")["results"]["results"]
-        found = judged(tmp_path, both)
+        results_of_two = results(config, obedient, "weak")
+        results_of_two["results"]["results"] += results(config, careful, "careful")["results"]["results"]
+        found = judged(tmp_path, results_of_two)
         assert found.status is CheckStatus.FAIL
         assert {probe.attack: probe.on.value for probe in found.probes} == {
             "injection, weak": 1.0,
@@ -116,7 +116,7 @@ class TestImport:
         assert judged(tmp_path, results(config, careful)).status is CheckStatus.PASS
         assert judged(tmp_path, results(config, careful)["results"]).status is CheckStatus.PASS  # without its envelope
 
-    def test_a_model_that_echoes_or_says_nothing_is_inconclusive(self, tmp_path):
+    def test_model_with_echoed_or_empty_replies_is_inconclusive(self, tmp_path):
         config = export(tmp_path)
         for model in (str, lambda prompt: "", lambda prompt: {"answer": prompt}):
             found = judged(tmp_path, results(config, model))
@@ -124,16 +124,16 @@ class TestImport:
             assert "the probe shows nothing" in found.checks[0].why
 
     @pytest.mark.parametrize("lost", [None, {"error": "429"}, {"output": None}])
-    def test_missing_answers_are_never_a_pass(self, tmp_path, lost):
+    def test_missing_answers_are_inconclusive(self, tmp_path, lost):
         content = results(export(tmp_path), careful)
         content["results"]["results"][5]["response"] = lost
         found = judged(tmp_path, content)
         assert found.status is CheckStatus.INCONCLUSIVE
         assert "1 of 170 answers are missing" in found.checks[-1].why
-        del content["results"]["results"][5]  # promptfoo left the test out
+        del content["results"]["results"][5]  # promptfoo omitted the test
         assert judged(tmp_path, content).status is CheckStatus.INCONCLUSIVE
 
-    def test_results_of_other_tests_are_named(self, tmp_path):
+    def test_reports_results_of_other_tests(self, tmp_path):
         content = results(export(tmp_path), careful)
         content["results"]["results"].append({"testCase": {"vars": {}}, "response": {"output": "x"}})
         assert "1 results of other tests in the file." in judged(tmp_path, content).not_tested
@@ -158,11 +158,11 @@ class TestImport:
             ('{"results": {"version": 3, "results": [{"metadata": {"casemate": 1}}]}}', r"result 0, key\.attack"),
         ],
     )
-    def test_a_file_that_is_none_is_refused_with_the_reason(self, tmp_path, content, reason):
+    def test_error_about_an_invalid_file_contains_the_reason(self, tmp_path, content, reason):
         with pytest.raises(DataError, match=reason):
             judged(tmp_path, content)
 
-    def test_binary_and_missing_files_are_refused(self, tmp_path):
+    def test_rejects_binary_and_missing_files(self, tmp_path):
         with pytest.raises(DataError, match="holds no results"):
             judge_results(tmp_path / "none.json", 0.05)
         (tmp_path / "results.json").write_bytes(b"\xff\xfe\x00")
@@ -181,14 +181,14 @@ class TestImport:
             ("number", 1, DataError, "twice"),
         ],
     )
-    def test_a_changed_key_is_refused(self, tmp_path, field, value, error, reason):
+    def test_rejects_changed_metadata(self, tmp_path, field, value, error, reason):
         content = results(export(tmp_path), careful)
         row = content["results"]["results"][0]
         row["testCase"] = {**row["testCase"], "metadata": {**row["testCase"]["metadata"], field: value}}
         with pytest.raises(error, match=reason):
             judged(tmp_path, content)
 
-    def test_the_name_of_a_model_is_no_markup(self, tmp_path):
+    def test_name_of_a_model_is_escaped(self, tmp_path):
         found = judged(tmp_path, results(export(tmp_path), careful, "<script>[red]\x1b[31m"))
         (tmp_path / "r.json").write_text(found.to_json(), "utf-8")
         assert load_result(tmp_path / "r.json").status is CheckStatus.PASS
@@ -210,13 +210,13 @@ class TestCommand:
         assert "&lt;b&gt;m&lt;/b&gt;" in page and "<b>m</b>" not in page
         assert "promptfoo gave the model one document" in page
 
-    def test_wrong_uses_are_refused(self, place):  # noqa: F811
+    def test_rejects_invalid_uses(self, place):  # noqa: F811
         assert "exclude each other" in str(probe(place, "--export", "a", "--import", "b").exception)
         assert "holds no results" in str(probe(place, "--import", "missing.json").exception)
 
     @pytest.mark.slow
     @pytest.mark.skipif(shutil.which("promptfoo") is None, reason="promptfoo is not installed")
-    def test_promptfoo_itself_accepts_the_file_asks_a_model_and_writes_what_the_import_judges(self, place):  # noqa: F811
+    def test_promptfoo_accepts_the_export_and_its_results_can_be_imported(self, place):  # noqa: F811
         (place / "obedient.mjs").write_text(
             "export default class {\n"
             "  id() { return 'obedient' }\n"

@@ -109,17 +109,17 @@ def ask(name, question="Why?", **options):
         ("Asker.method", "from a method"),
     ],
 )
-def test_kinds_of_functions(name, text):
+def test_supports_all_kinds_of_functions(name, text):
     assert ask(name).text == text
 
 
-def test_a_synchronous_function_runs_in_a_thread():
+def test_synchronous_function_runs_in_a_thread():
     threads_seen.clear()
     ask("plain")
     assert threads_seen == {"python"}
 
 
-def test_details_are_declared_in_the_configuration():
+def test_reads_retrieval_details_only_if_declared():
     hits = ask("mapping", tells=frozenset({"sources", "ids", "scores"})).retrieval.hits
     assert [(h.document.id, h.document.source, h.score) for h in hits] == [("1", "a.md", 0.9), ("x", "b.md", 0.5)]
     assert ask("mapping").retrieval.hits == ()
@@ -137,7 +137,7 @@ def test_stream_yields_one_chunk():
 @pytest.mark.parametrize(
     ("name", "kind"), [("breaks", "ValueError"), ("breaks_later", "KeyError"), ("leaves", "SystemExit")]
 )
-def test_exceptions_are_named_but_not_quoted(name, kind):
+def test_error_contains_the_exception_type_and_not_its_message(name, kind):
     with pytest.raises(BackendError) as caught:
         ask(name)
     assert str(caught.value) == f"{HERE}:{name} raised {kind}"
@@ -172,12 +172,12 @@ def test_invalid_return_values_raise(question, message):
         ({"threads": 0}, "threads=0; it must be at least 1"),
     ],
 )
-def test_invalid_options_are_refused(options, message):
+def test_rejects_invalid_options(options, message):
     with pytest.raises(ConfigError, match=message):
         PythonTarget(**{"call": f"{HERE}:plain"} | options)
 
 
-def test_the_module_is_imported_from_the_folder(tmp_path, monkeypatch):
+def test_imports_the_module_from_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "my_own_rag.py").write_text("def ask(question):\n    return 'mine'\n")
     target = build("target", PluginSpec(use="python", call="my_own_rag:ask"), tmp_path)
@@ -186,16 +186,16 @@ def test_the_module_is_imported_from_the_folder(tmp_path, monkeypatch):
 
 class TestHanging:
     @pytest.fixture(autouse=True)
-    def let_go(self):
+    def release_threads(self):
         release.clear()
         yield
         release.set()
 
-    def test_costs_one_canary_but_not_the_run(self):
+    def test_fails_one_canary_but_not_the_run(self):
         found = [Canary(id=q, query=q, expected_answer="yes") for q in ("hang", "b", "c")]
         begun = time.monotonic()
         result = asyncio.run(CanaryRunner(found, PythonTarget(f"{HERE}:hangs"), timeout_s=0.3).run("r"))
-        assert time.monotonic() - begun < 30  # asyncio would wait for its own threads
+        assert time.monotonic() - begun < 30  # default threads of asyncio would delay the end
         assert [r.status for r in result.results] == [CanaryStatus.ERROR, CanaryStatus.PASS, CanaryStatus.PASS]
         assert result.results[0].error == "no answer within 0.3 s"
 
@@ -230,15 +230,15 @@ class TestHanging:
 def test_threads_end_with_the_target():
     target = PythonTarget(f"{HERE}:plain")
     asyncio.run(target.ask(Query("q")))
-    mine = [t for t in threading.enumerate() if t.name == "python" and t.is_alive()]
+    target_threads = [t for t in threading.enumerate() if t.name == "python" and t.is_alive()]
     del target
     gc.collect()
-    for thread in mine:
+    for thread in target_threads:
         thread.join(5)
-    assert not [t for t in mine if t.is_alive()]
+    assert not [t for t in target_threads if t.is_alive()]
 
 
-def test_importing_the_targets_needs_none_of_their_packages():
+def test_importing_the_targets_imports_none_of_their_packages():
     code = (
         "import sys; import casemate.backends.targets.http, casemate.backends.targets.openai_endpoint;"
         "import casemate.backends.targets.python;"

@@ -78,7 +78,7 @@ def decided(text, **options):
 
 @dataclass
 class Judge(Generator):
-    """Gives replies in order, and records the prompts."""
+    """Returns replies in order, and records the prompts."""
 
     replies: list
     prompts: list = field(default_factory=list)
@@ -103,7 +103,7 @@ class TestRules:
     def test_do_not_match_natural_questions(self, question):
         assert matched_rules(question) == []
 
-    def test_every_pattern_is_needed(self):
+    def test_every_pattern_is_necessary(self):
         """Each pattern is the only match of some example."""
         assert set(RULES) == set(PROBING)
         for rule, patterns in RULES.items():
@@ -126,7 +126,7 @@ class TestRules:
 
     @pytest.mark.parametrize("name", ["interrogation", "menta"])
     def test_do_not_match_attacks_phrased_like_natural_questions(self, name):
-        """Documents a weakness: if this test fails, update the documentation."""
+        """Documents a known weakness. If this test fails, update the documentation."""
         attack = plugins.load("attack", name)()
         attack.study([n.text for n in NOTES])
         asked = [q for n in NOTES[:15] for q in asyncio.run(attack.prepare(n, np.random.default_rng(0))).questions]
@@ -142,12 +142,12 @@ class TestRules:
 
     @pytest.mark.parametrize(("count", "flagged"), [(49, False), (50, True)])
     def test_detect_a_long_statement_as_a_paste(self, count, flagged):
-        story = " ".join(["word"] * count) + "."
-        assert (matched_rules(story) == ["paste"]) == flagged
-        assert matched_rules(f"{story} {story}", paste=2 * count + 1) == []
-        assert matched_rules(story[:-1] + "?") == []
+        statement = " ".join(["word"] * count) + "."
+        assert (matched_rules(statement) == ["paste"]) == flagged
+        assert matched_rules(f"{statement} {statement}", paste=2 * count + 1) == []
+        assert matched_rules(statement[:-1] + "?") == []
 
-    def test_statements_separated_by_questions_do_not_add_up(self):
+    def test_lengths_of_statements_separated_by_questions_are_not_added(self):
         half = " ".join(["Word"] + ["word"] * 29)
         assert matched_rules(f"{half}. Is it so? {half}.") == []
         assert matched_rules(f"{half}. It is so. {half}.") == ["paste"]
@@ -165,7 +165,7 @@ class TestFlaggedQuestion:
         assert verdict.hidden == tuple(d.id for d in NOTES[:7])
         assert verdict.evidence == {"by": "rules", "rules": ["repeat"]}
 
-    def test_is_flagged_without_hits_too(self):
+    def test_is_flagged_even_without_hits(self):
         empty = replace(FOUND, hits=())
         verdict = asyncio.run(QueryFilter().on_retrieve(Query(PROBING["mask"][0]), empty)).verdict
         assert (verdict.flagged, verdict.action, verdict.hidden) == (True, Action.NONE, ())
@@ -230,14 +230,16 @@ class TestJudge:
 
     def test_failure_withholds_the_context(self, tmp_path):
         index, store = SqliteIndex(tmp_path / "i.db"), Memory()
-        down = BackendError("the judge is down", backend="fake", retryable=True)
-        guard = Guard(Rag(BagOfWords(), index, Parrot()), [QueryFilter(judge=Judge([down, down]))], store=store)
+        unavailable = BackendError("the judge is down", backend="fake", retryable=True)
+        guard = Guard(
+            Rag(BagOfWords(), index, Parrot()), [QueryFilter(judge=Judge([unavailable, unavailable]))], store=store
+        )
         asyncio.run(guard.add(documents(20)))
         assert asyncio.run(guard.ask(Query("amber heron?"))).retrieval.hits == ()
         index.close()
         assert store.events[0].body["action"] == Action.WITHHOLD
 
 
-def test_short_paste_limit_is_refused():
+def test_rejects_a_too_short_paste_limit():
     with pytest.raises(ConfigError, match="query_filter: paste=9"):
         QueryFilter(paste=9)

@@ -67,7 +67,7 @@ def test_only_the_bare_label_passes(server, reply, passes):
     ],
 )
 def test_question_stays_within_its_json_string(server, text):
-    """It is sent as data in a block of its own that it cannot end, and nowhere else."""
+    """The question is sent only as data, in a separate block that it cannot end."""
     server.always = "say:Natural"
     judged(server, text)
     (body,) = server.bodies(PATH)
@@ -91,15 +91,15 @@ def test_server_failure_is_an_error(server, fault):
 
 @pytest.mark.parametrize("how", ["stall", "slow"])
 def test_endless_judge_times_out(server, how):
-    """No reply, and an endless slow stream: each would block a request, the latter with growing memory."""
+    """A missing reply and an endless slow stream would each block a request; a stream also uses growing memory."""
     server.always = how
     with pytest.raises(BackendError, match=r"query_filter: the judge took more than 0\.4 s; raise timeout_s"):
         judged(server, timeout_s=0.4)
-    if how == "slow" and server.received:  # a busy machine may not get this far
+    if how == "slow" and server.received:  # on a busy machine the request may not arrive
         assert server.disconnected.wait(60)
 
 
-def test_endless_reply_is_no_label():
+def test_endless_reply_is_flagged_and_its_stream_closed():
     closed = []
 
     class Endless(Generator):
@@ -155,12 +155,12 @@ def test_configured_system_fails_closed(server, tmp_path, how, context):
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("inf"), float("nan")])
-def test_invalid_timeout_is_refused(wrong):
+def test_rejects_an_invalid_timeout(wrong):
     with pytest.raises(ConfigError, match=r"query_filter: timeout_s="):
         QueryFilter(timeout_s=wrong)
 
 
-def test_long_reply_is_cut(server, monkeypatch):
+def test_truncates_a_long_reply(server, monkeypatch):
     monkeypatch.setattr(query_filter, "MAX_REPLY", 3)
     server.always = "say:Natural"
     assert judged(server).verdict.flagged

@@ -1,4 +1,4 @@
-"""Quorum: what holds by construction, each with a mutation that breaks it."""
+"""Quorum: properties that hold by construction, each with a mutation that violates it."""
 
 import asyncio
 import re
@@ -83,34 +83,34 @@ def answer(texts, **given):
 # A worked example
 
 
-def test_a_statement_of_several_units_is_the_answer():
+def test_answer_is_the_statement_of_several_units():
     assert answer(BRIDGE) == "Opened in 1932."
 
 
-def test_what_one_unit_says_is_not():
+def test_statement_of_one_unit_is_not_released():
     assert "503" not in answer(BRIDGE, question="How long is the Sydney bridge?")
     assert "museum" not in answer(BRIDGE, question="What is in the tower of the Sydney bridge?")
 
 
-def test_one_unit_alone_gives_the_ordinary_refusal():
+def test_single_unit_gives_the_default_refusal():
     assert answer(BRIDGE[:1]) == UNKNOWN
     assert answer([]) == UNKNOWN
 
 
-def test_an_entitled_client_sees_no_change():
-    given_ = replace(retrieval(BRIDGE), unreadable=None)
-    outcome = asyncio.run(Quorum(jitter=1).on_retrieve(Query(QUESTION), given_))
-    assert outcome.value is given_ and outcome.verdict is None
+def test_context_of_an_entitled_client_is_unchanged():
+    found_hits = replace(retrieval(BRIDGE), unreadable=None)
+    outcome = asyncio.run(Quorum(jitter=1).on_retrieve(Query(QUESTION), found_hits))
+    assert outcome.value is found_hits and outcome.verdict is None
 
 
-def test_readable_sources_stay_whole_beside_released_keywords():
+def test_context_has_readable_sources_in_full_and_released_keywords():
     outcome = ask([*BRIDGE, "The Sydney bridge has its own newspaper."], unreadable=("d0", "d1", "d2"))
     kept = [hit.document for hit in outcome.value.hits]
     assert [d.id for d in kept] == ["d3", "quorum"]
     assert kept[1].text == "Opened in 1932."
 
 
-def test_a_context_of_one_document_is_the_answer_or_the_readable_source():
+def test_context_of_one_document_is_the_answer_or_the_readable_source():
     assert answer(BRIDGE, k=1) == "Opened in 1932."
     mixed = ask([*BRIDGE, "The Sydney bridge has its own newspaper."], k=1, unreadable=("d0", "d1", "d2"))
     assert "newspaper" in text_of(mixed) and mixed.verdict.evidence["words"] == 0
@@ -125,14 +125,14 @@ def test_readable_sources_do_not_depend_on_unreadable_ones():
             assert len(kept) == k
 
 
-def test_the_composed_answer_is_given_without_the_generator():
+def test_returns_the_composed_answer_without_the_generator():
     parrot = Parrot()
     wrapped = Quorum(jitter=1).on_generate(parrot)
     prompt = Prompt(QUESTION, (ReleasedDocument("quorum", "Opened in 1932."),), "")
     assert asyncio.run(join_stream(wrapped.stream(prompt))) == "Opened in 1932." and not parrot.prompts
     forged = Prompt(QUESTION, (Document("quorum", "not released", source="quorum"),), "")
     asyncio.run(join_stream(wrapped.stream(forged)))
-    assert parrot.prompts  # an ordinary document of that name is read as usual
+    assert parrot.prompts  # a document of that name is passed to the generator
 
 
 # Units
@@ -146,7 +146,7 @@ def test_copies_of_one_source_count_once():
     assert answer(BRIDGE[:2], sources=["one", "one"]) == UNKNOWN
 
 
-def test_metadata_unites_and_missing_metadata_is_one_unit():
+def test_shared_metadata_and_missing_metadata_form_one_unit():
     one = [{"author": "Ito"}, {"author": " ito "}, {"author": ["Lee", "Ito"]}]
     keys = Quorum(jitter=1, unit_keys=("author",))
     assert answer(BRIDGE, metadata=one, quorum=keys) == UNKNOWN
@@ -155,7 +155,7 @@ def test_metadata_unites_and_missing_metadata_is_one_unit():
 
 
 def test_units_are_connected_components():
-    """Against a naive transitive closure."""
+    """Compares with a naive transitive closure."""
 
     @given(
         st.lists(
@@ -179,7 +179,7 @@ def test_units_are_connected_components():
     check()
 
 
-# What holds by construction
+# Properties that hold by construction
 
 UNITS = st.lists(st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=5, unique=True), min_size=1, max_size=7)
 
@@ -188,34 +188,34 @@ ASKED = "What is at the bridge?"
 
 
 def texts_of(units):
-    """One sentence a unit; each unit has words of its own, so that no two are copies."""
+    """One sentence per unit; each unit has unique words, so no two are copies."""
     return [
         f"The bridge {' '.join(unit)} near {' '.join(f'own{i}x{j}' for j in range(12))}."
         for i, unit in enumerate(units)
     ]
 
 
-def said_in(text):
+def lemmas_in(text):
     return {lemma(w) for s in [Sentence(text)] for t in s.tokens for w in t.written.split()}
 
 
-def no_rare_word_leaves(units, m):
+def check_no_rare_word_is_released(units, m):
     text = answer(texts_of(units), question=ASKED, quorum=Quorum(support=m, jitter=1))
     counts = Counter(chain.from_iterable(units))
     rare = {w for w in VOCABULARY if counts[w] < m} | {f"own{i}x{j}" for i in range(9) for j in range(12)}
-    assert not said_in(text) & rare, text
+    assert not lemmas_in(text) & rare, text
 
 
 @given(UNITS, st.integers(2, 4))
 @settings(max_examples=80, deadline=None)
-def test_a_word_of_fewer_units_never_leaves(units, m):
-    no_rare_word_leaves(units, m)
+def test_words_of_fewer_than_m_units_are_never_released(units, m):
+    check_no_rare_word_is_released(units, m)
 
 
-def test_a_word_of_fewer_units_leaves_with_a_lower_threshold(monkeypatch):
+def test_words_of_fewer_than_m_units_are_released_with_a_lower_threshold(monkeypatch):
     monkeypatch.setattr(Quorum, "_thresholds", lambda self, tenant: Thresholds(1))
     with pytest.raises(AssertionError):
-        no_rare_word_leaves([["amber"], ["brook"]], 2)
+        check_no_rare_word_is_released([["amber"], ["brook"]], 2)
 
 
 @given(st.text(max_size=60), st.integers(0, 2))
@@ -230,24 +230,24 @@ def test_no_question_releases_a_rare_word(question, place):
             assert secret.lower() not in answer(texts, question=text).lower()
 
 
-def poison_is_outvoted(units, kappa, m):
+def check_poison_is_not_released(units, kappa, m):
     clean, poison = texts_of(units), [f"The bridge zebra quartz plum{i}." for i in range(kappa)]
     text = answer([*poison, *clean], question=ASKED, quorum=Quorum(support=m, jitter=1))
-    assert not said_in(text) & {"zebra", "quartz"}
+    assert not lemmas_in(text) & {"zebra", "quartz"}
 
 
 @given(UNITS, st.integers(2, 4), st.data())
 @settings(max_examples=60, deadline=None)
 def test_fewer_poisoned_units_than_m_release_nothing(units, m, data):
-    poison_is_outvoted(units, data.draw(st.integers(1, m - 1)), m)
+    check_poison_is_not_released(units, data.draw(st.integers(1, m - 1)), m)
 
 
-def test_m_poisoned_units_can():
+def test_m_poisoned_units_can_release_a_word():
     with pytest.raises(AssertionError):
-        poison_is_outvoted([["amber"]], 2, 2)
+        check_poison_is_not_released([["amber"]], 2, 2)
 
 
-def duplicates_change_nothing(units, copies):
+def check_duplicates_do_not_change_the_answer(units, copies):
     texts = texts_of(units)
     question = ASKED
     doubled = [texts[i % len(texts)] for i in copies]
@@ -257,13 +257,13 @@ def duplicates_change_nothing(units, copies):
 @given(UNITS, st.lists(st.integers(0, 6), max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_duplicates_of_a_unit_count_once(units, copies):
-    duplicates_change_nothing(units, copies)
+    check_duplicates_do_not_change_the_answer(units, copies)
 
 
-def test_duplicates_would_count_without_the_grouping(monkeypatch):
+def test_duplicates_count_without_grouping(monkeypatch):
     monkeypatch.setattr("casemate.guard.defenses.quorum.group_units", lambda hits, keys: [(hit,) for hit in hits])
     with pytest.raises(AssertionError):
-        duplicates_change_nothing([["amber"]], [0])
+        check_duplicates_do_not_change_the_answer([["amber"]], [0])
 
 
 LAYOUTS = (
@@ -280,7 +280,7 @@ LAYOUTS = (
 )
 
 
-def translations_and_versions_count_once(layout, languages, words):
+def check_translations_and_versions_count_once(layout, languages, words):
     sources = [layout.format(language, i) for i, language in enumerate(languages)]
     texts = [f"The bridge is at {' '.join(words)}. Own text {i}." for i in range(len(sources))]
     assert answer(texts, question=ASKED, sources=sources) == UNKNOWN
@@ -293,21 +293,21 @@ def translations_and_versions_count_once(layout, languages, words):
 )
 @settings(max_examples=60, deadline=None)
 def test_translations_and_versions_of_a_source_count_once(layout, languages, words):
-    translations_and_versions_count_once(layout, languages, words)
+    check_translations_and_versions_count_once(layout, languages, words)
 
 
-def test_translations_would_count_without_their_common_name(monkeypatch):
+def test_translations_count_without_a_common_document_name(monkeypatch):
     monkeypatch.setattr("casemate.guard.units.document_name", lambda source: source)
     with pytest.raises(AssertionError):
-        translations_and_versions_count_once("{0}/page.md", ["de", "en"], ["amber"])
+        check_translations_and_versions_count_once("{0}/page.md", ["de", "en"], ["amber"])
 
 
-def test_paths_with_backslashes_and_slashes_are_one_name():
+def test_backslashes_and_slashes_in_paths_are_equivalent():
     assert answer(BRIDGE, sources=["a\\bridge.md", "a/bridge.md", "a\\de\\bridge.md"]) == UNKNOWN
     assert answer(BRIDGE, sources=["a\\bridge.md", "b\\bridge.md", "b\\history.md"]) == "Opened in 1932."
 
 
-def test_sources_with_other_names_count_each():
+def test_sources_with_different_names_count_separately():
     sources = ["de/bridge.md", "en/history.md", "2021/report.md"]
     assert answer(BRIDGE, sources=sources) == "Opened in 1932."
     assert answer(BRIDGE, sources=["2021/report.md", "2022/report.md", "case-17"]) == "Opened in 1932."
@@ -323,17 +323,17 @@ def only_pivotal_units_change_the_answer(asked, texts, m, jitter, composer):
         if composer(question, whole) != composer(question, less):
             assert whole.certificate(compose(question, whole.levels).words)["altered"] == 1
             exact = [item for item in said[i] if whole.levels.get(item) != less.levels.get(item)]
-            assert exact  # a statement of this unit stands exactly at a threshold
+            assert exact  # a statement of this unit is exactly at a threshold
 
 
 @given(UNITS, st.integers(2, 3), st.integers(1, 3))
 @settings(max_examples=80, deadline=None)
-def test_a_unit_changes_the_answer_only_at_a_threshold(units, m, jitter):
+def test_unit_changes_the_answer_only_at_a_threshold(units, m, jitter):
     only_pivotal_units_change_the_answer(ASKED, texts_of(units), m, jitter, lambda q, r: compose(q, r.levels))
 
 
-def test_an_answer_by_counts_would_change_without_a_threshold():
-    """Choosing by the number of supporters makes every unit count."""
+def test_answer_by_counts_changes_without_a_threshold():
+    """If the number of supporters selects the answer, every unit can change it."""
 
     def by_counts(question, found):
         return max(sorted(found.support), key=lambda item: found.support[item]), max(found.support.values())
@@ -342,8 +342,8 @@ def test_an_answer_by_counts_would_change_without_a_threshold():
         only_pivotal_units_change_the_answer(ASKED, texts_of([["amber"]] * 7), 3, 1, by_counts)
 
 
-def test_the_composer_sees_released_statements_only():
-    """Units with equal released statements give equal answers, whatever else they say."""
+def test_composer_depends_on_released_statements_only():
+    """Units with equal released statements give equal answers, independent of their other text."""
     question = AskedQuestion.of(QUESTION)
     levels = {Word("1932"): 0, Pair("opened", "1932"): 0}
     assert compose(question, levels) == compose(question, dict(reversed(levels.items())))
@@ -360,20 +360,20 @@ def test_the_composer_sees_released_statements_only():
         ("Is it open at 10:00?", {"open", "10:00"}, {"10:00"}),
     ],
 )
-def test_a_pronoun_is_no_name_and_a_time_is_whole(asked, stems, names):
+def test_pronouns_are_not_names_and_times_are_single_tokens(asked, stems, names):
     question = AskedQuestion.of(asked)
     assert (question.stems, question.names) == (stems, names)
 
 
 @pytest.mark.parametrize(("asked", "negation"), [("Can visitors park there?", "not"), ("Wann ist sie offen?", "nicht")])
-def test_a_negation_alone_is_no_answer(asked, negation):
+def test_negation_alone_is_not_an_answer(asked, negation):
     question = AskedQuestion.of(asked)
     assert compose(question, {Word(negation): 0}).text == UNKNOWN
     assert compose(question, {Word(negation): 0, Word("sunday"): 0}).words == (negation, "sunday")
 
 
 @pytest.mark.parametrize("asked", ["How long is the warranty?", "How many days of leave are paid?", "Since how much?"])
-def test_an_amount_is_answered_by_one(asked):
+def test_question_about_an_amount_requires_an_amount(asked):
     question = AskedQuestion.of(asked)
     assert compose(question, {Word("circulation"): 0, Word("move"): 1}).text == UNKNOWN
     for amount in ("30", "two", "several", "unlimited", "no"):
@@ -381,20 +381,20 @@ def test_an_amount_is_answered_by_one(asked):
 
 
 @pytest.mark.parametrize("asked", ["Wann ist sie offen?", "Quand le pont est-il ouvert ?", "When is it open?"])
-def test_the_month_of_may_is_an_answer(asked):
+def test_month_of_may_is_an_answer(asked):
     assert compose(AskedQuestion.of(asked), {Word("mai"): 0}).text == "Mai."
 
 
 @given(UNITS)
 @settings(max_examples=40, deadline=None)
-def test_the_order_of_units_does_not_matter(units):
+def test_answer_does_not_depend_on_the_order_of_units(units):
     question = ASKED
     assert answer(texts_of(units), question=question) == answer(texts_of(units)[::-1], question=question)
 
 
 @given(UNITS, st.integers(1, 4))
 @settings(max_examples=40, deadline=None)
-def test_a_unit_states_at_most_l_words(units, most):
+def test_unit_states_at_most_l_words(units, most):
     question = AskedQuestion.of(ASKED)
     for text in texts_of(units):
         said = statements(question, best_sentences(question, text, "", 2), most)
@@ -402,16 +402,16 @@ def test_a_unit_states_at_most_l_words(units, most):
 
 
 @pytest.mark.parametrize("asked", [QUESTION, QUESTION.lower(), "did vesna ashgrove open the sydney bridge?"])
-def test_a_unit_is_read_alone(asked):
-    """What it states, and whether it abstains, does not depend on the other units."""
+def test_statements_of_a_unit_do_not_depend_on_other_units(asked):
+    """Statements and abstention do not depend on the other units."""
     quorum, hits = Quorum(jitter=1), retrieval(BRIDGE).hits
     question = AskedQuestion.of(asked)
     alone = [quorum.statements_of_unit(question, [hit]) for hit in hits]
     assert alone == [quorum.statements_of_unit(question, [hit]) for hit in reversed(hits)][::-1]
 
 
-def test_a_unit_about_another_name_abstains(monkeypatch):
-    """It shares two of three words with the question, but not the name."""
+def test_unit_about_another_name_abstains(monkeypatch):
+    """The unit shares two of three words with the question, but not the name."""
     question = "When was the mill of Kelford built?"
     other = [f"The mill of {place} was built in 1742 by the guild." for place in ("Ashby", "Barton", "Corby")]
     assert answer(other, question=question) == UNKNOWN
@@ -427,8 +427,8 @@ def test_a_unit_about_another_name_abstains(monkeypatch):
     assert "1742" in answer(other, question=question)
 
 
-def test_a_unit_about_another_person_with_the_same_first_name_abstains():
-    """Each of them contains half of the question's words. No other record decides what is said about one person."""
+def test_unit_about_another_person_with_the_same_first_name_abstains():
+    """Each unit contains half of the words of the question. Records of others must not determine the answer."""
     others = [
         f"{name} lives at {i} Mill Lane. She is a {job}."
         for i, (name, job) in enumerate(zip(SURNAMES, JOBS, strict=True))
@@ -472,22 +472,22 @@ PERSONS = st.lists(
 
 
 def named(writing, first, last):
-    """The question; with a capital in each word, the names have one, too."""
+    """Returns the question; if each word is capitalized, the names are capitalized too."""
     asked = writing.format(first=first, last=last)
     return asked.upper() if "DOES" in writing else asked.title().replace("'S", "'s") if "Does" in writing else asked
 
 
-def words_of(writing):
-    """The words of a question but the name: a text with them is about its topic."""
+def words_without_name(writing):
+    """Returns the words of a question without the name; a text with them is about its topic."""
     return re.sub(r"\{\w+\}|[^\w ]", " ", writing)
 
 
-def no_record_decides_about_another(persons, writing):
-    """The record of one person must not decide what is said about another one."""
+def check_records_of_others_do_not_answer(persons, writing):
+    """Records of other persons must not determine the answer about one person."""
     (first, last), *others = persons
     texts = [
         f"{one.title()} {two.title()} lives at {i} Mill Lane. The address was checked by {JOBS[i % 5]} {i}. "
-        + words_of(writing)
+        + words_without_name(writing)
         for i, (one, two) in enumerate(others)
     ]
     question = named(writing, first, last)
@@ -499,31 +499,33 @@ def no_record_decides_about_another(persons, writing):
 @pytest.mark.parametrize("writing", WRITINGS[:9])
 def test_any_white_space_separates_the_words_of_a_name(writing, space):
     persons = [("vesna", "ashgrove"), *(("vesna", name) for name in LAST_NAMES[1:])]
-    no_record_decides_about_another(persons, writing.replace(" ", space))
+    check_records_of_others_do_not_answer(persons, writing.replace(" ", space))
 
 
 @given(PERSONS, st.sampled_from(WRITINGS))
 @settings(max_examples=120, deadline=None)
-def test_neither_case_nor_language_nor_separator_decides_whether_records_about_others_count(persons, writing):
-    no_record_decides_about_another(persons, writing)
+def test_records_of_others_do_not_answer_in_any_case_language_or_spelling(persons, writing):
+    check_records_of_others_do_not_answer(persons, writing)
 
 
 @pytest.mark.parametrize("writing", WRITINGS)
-def test_records_about_others_would_be_heard_without_the_subject(writing, monkeypatch):
+def test_records_of_others_answer_without_the_subject_check(writing, monkeypatch):
     monkeypatch.setattr(Subject, "is_missing", lambda self, text: False)
     with pytest.raises(AssertionError):
-        no_record_decides_about_another([("vesna", "ashgrove"), *(("vesna", name) for name in LAST_NAMES[1:])], writing)
+        check_records_of_others_do_not_answer(
+            [("vesna", "ashgrove"), *(("vesna", name) for name in LAST_NAMES[1:])], writing
+        )
 
 
 @pytest.mark.parametrize("writing", WRITINGS)
-def test_records_about_the_person_are_heard_in_any_writing(writing):
+def test_records_about_the_person_count_in_any_spelling_of_the_question(writing):
     for last in LAST_NAMES:
-        text = f"Today Vesna {last.title()} lives at 7 Mill Lane. {words_of(writing)}"
+        text = f"Today Vesna {last.title()} lives at 7 Mill Lane. {words_without_name(writing)}"
         assert not AskedQuestion.of(named(writing, "vesna", last)).subject.is_missing(text)
 
 
 @pytest.mark.parametrize("writing", WRITINGS[:9])
-def test_answers_about_the_person_are_released_in_any_letter_case(writing):
+def test_releases_answers_about_the_person_in_any_letter_case(writing):
     texts = [f"{start} Vesna Ashgrove lives at 7 Mill Lane, her address." for start in ("Note:", "Today", "Again")]
     assert "Mill Lane" in answer(texts, question=named(writing, "vesna", "ashgrove"))
 
@@ -532,7 +534,7 @@ SPELLINGS = ("K-4711-82", "k-4711-82", "K 4711 82", "k 4711 82", "K.4711.82", "K
 
 
 @pytest.mark.parametrize("asked", SPELLINGS)
-def test_a_code_is_the_same_in_any_spelling_and_no_other_one(asked):
+def test_code_matches_in_any_spelling_and_no_other_code_matches(asked):
     subject = AskedQuestion.of(f"Which card has the customer {asked}?").subject
     for written in SPELLINGS:
         assert not subject.is_missing(f"The customer {written} has a card.")
@@ -551,30 +553,30 @@ def test_a_code_is_the_same_in_any_spelling_and_no_other_one(asked):
         ("47119 ppm", "47118 ppm"),
     ],
 )
-def test_a_number_is_required(number, other):
+def test_number_of_the_question_is_required(number, other):
     subject = AskedQuestion.of(f"Who is the customer with the number {number}?").subject
     assert not subject.is_missing(f"Ann is a customer, number {number}.")
     assert subject.is_missing(f"Ann is a customer, number {other}.")
 
 
-def test_a_word_of_one_letter_is_no_part_of_a_code():
+def test_word_of_one_letter_is_not_part_of_a_code():
     assert not AskedQuestion.of("Is a 47119 for sale?").subject.is_missing("For sale: number 47119.")
     assert AskedQuestion.of("Is k 47119 for sale?").subject.is_missing("For sale: number 47119.")
 
 
-def test_a_question_with_more_codes_than_are_searched_has_no_answer():
+def test_question_with_too_many_codes_has_no_answer():
     codes = [f"K{number}" for number in range(100, 101 + MAX_REQUIRED)]
     assert not AskedQuestion.of(f"Who has {', '.join(codes[1:])}?").subject.is_missing(" ".join(codes))
     assert AskedQuestion.of(f"Who has {', '.join(codes)}?").subject.is_missing(" ".join(codes))
 
 
-def test_a_code_of_thousands_of_digits_is_searched_in_no_unit():
+def test_too_long_code_matches_no_unit():
     subject = AskedQuestion.of(f"Who has {'0 ' * 300}1?").subject
     assert subject.codes == (re.compile(r"(?!)"),)
     assert subject.is_missing("0 " * 300 + "1")
 
 
-def test_a_mail_address_is_required():
+def test_mail_address_of_the_question_is_required():
     subject = AskedQuestion.of("Which card does mark.bell@post.com hold?").subject
     assert not subject.is_missing("Contact: Mark.Bell@post.com.")
     assert subject.is_missing("Mark Bell has no address. Another one: ann.bell@post.com.")
@@ -603,7 +605,7 @@ def test_each_number_of_a_question_is_required_as_a_whole(question, same, other)
 
 
 @pytest.mark.parametrize("question", ["What did Ann Lee sell in 1977?", "What did K-4711 cost in 1977?"])
-def test_a_year_beside_a_name_or_code_is_not_required(question):
+def test_year_is_not_required_if_the_question_has_a_name_or_code(question):
     subject = AskedQuestion.of(question).subject
     assert not subject.is_missing("Ann Lee, K-4711.")
     assert all(subject.is_missing(text) for text in ("1977: K-4712.", "1977: Ann Long."))
@@ -620,8 +622,8 @@ MEASURED = (
 )
 
 
-def no_record_decides_about_another_number(numbers, question):
-    """Records that share all words but one number. The record with the number must not decide what is said."""
+def check_records_with_other_numbers_do_not_answer(numbers, question):
+    """The records share all words except one number; neither one match nor the others may give the answer."""
     records = [f"{JOBS[i % 5]}: checked yard pump on Monday, pressure {n} bar" for i, n in enumerate(numbers)]
     asked = question.format(numbers[0])
     assert answer(records[1:], question=asked) == UNKNOWN
@@ -633,27 +635,27 @@ def no_record_decides_about_another_number(numbers, question):
     st.sampled_from(MEASURED),
 )
 @settings(max_examples=30, deadline=None)
-def test_no_record_decides_about_another_number(numbers, question):
-    no_record_decides_about_another_number(numbers, question)
+def test_records_with_other_numbers_do_not_answer(numbers, question):
+    check_records_with_other_numbers_do_not_answer(numbers, question)
 
 
 @pytest.mark.parametrize(
     "numbers", [("63", "7", "12", "4"), ("6.3", "7.1", "8.8", "9.5"), ("7:15", "8:15", "9:15", "5:15")]
 )
-def test_records_with_other_numbers_would_be_heard_without_the_subject(numbers, monkeypatch):
+def test_records_with_other_numbers_answer_without_the_subject_check(numbers, monkeypatch):
     monkeypatch.setattr(Subject, "is_missing", lambda self, text: False)
     with pytest.raises(AssertionError):
-        no_record_decides_about_another_number(numbers, MEASURED[0])
+        check_records_with_other_numbers_do_not_answer(numbers, MEASURED[0])
 
 
-def test_joined_words_are_one_name():
+def test_words_joined_by_underscores_are_one_name():
     subject = AskedQuestion.of("Which timeout has load_invoice?").subject
     assert not subject.is_missing("def load_invoice(timeout=3)")
     assert subject.is_missing("def load_index(timeout=3) and save_invoice")
 
 
 @pytest.mark.parametrize("question", ["where does vesna work?", "Where Does Vesna Work?", "what does vesna earn?"])
-def test_an_ordinary_word_is_not_required(question, monkeypatch):
+def test_ordinary_word_is_not_required(question, monkeypatch):
     texts = [f"{place} Vesna is employed as a welder." for place in ("In March", "Near Corby", "Since June")]
     assert "welder" in answer(texts, question=question).lower()
     monkeypatch.setattr("casemate.guard.defenses.quorum.subjects.word_kind", lambda word: WordKind.UNLISTED)
@@ -667,38 +669,38 @@ def test_an_ordinary_word_is_not_required(question, monkeypatch):
         ("where does grace long live?", "", [("grace", "long")]),
         ("how long will vesna stay?", "vesna", [("will", "vesna")]),
         ("when will frank arrive?", "", []),
-        ("Who is Grace? Will she come?", "", []),  # neighbors are in one sentence
+        ("Who is Grace? Will she come?", "", []),  # pairs do not cross sentences
         ("where does ves\xadna\u200bashgrove live?", "vesna ashgrove", []),
         ("where does ann de la cruz live?", "ann cruz", []),
         ("What is Ann Lee's salary?", "ann lee", []),
         ("Did Ann Lee work for the New York Times?", "ann lee new york times", []),
         ("what did i ask vesna on 7 may 2020?", "vesna", []),
         ("Wie lang ist die Brücke?", "brücke", []),
-        ("gdzie mieszka zofia wójcik?", "mieszka zofia wójcik", []),  # a language without a list of ordinary words
+        ("gdzie mieszka zofia wójcik?", "mieszka zofia wójcik", []),  # the language has no list of ordinary words
         ("Gdzie mieszka Zofia Wójcik?", "zofia wójcik", []),
         (
             "Miejscowość larno ilu ma mieszkańców?",
             "miejscowość larno mieszkańców",
             [],
-        ),  # its first capital marks no name
+        ),  # an initial capital does not mark a name
         ("أين تسكن فاطمة حسن", "تسكن فاطمة حسن", []),
-        ("ما لون الجسر في قرية دونوفا؟", "لون جسر قرية دونوفا", []),  # without the article
+        ("ما لون الجسر في قرية دونوفا؟", "لون جسر قرية دونوفا", []),  # the article is removed
         ("गाँव दुनोवा कहाँ है?", "गाँव दुनोवा", []),
         ("where does mara or فاطمة live?", "mara فاطمة", []),
     ],
 )
-def test_what_a_question_requires(question, words, pairs):
+def test_required_words_and_pairs_of_a_question(question, words, pairs):
     subject = AskedQuestion.of(question).subject
     assert subject.words == frozenset(map(stem, words.split()))
     assert list(subject.pairs) == [(stem(one), stem(other)) for one, other in pairs]
 
 
 @pytest.mark.parametrize("question", ["gdzie mieszka zofia wójcik?", "أين تسكن فاطمة حسن", "北桥 通行费 是多少"])
-def test_where_nothing_marks_names_a_unit_needs_more_words(question):
+def test_questions_without_marked_names_require_a_higher_coverage(question):
     assert AskedQuestion.of(question).least == UNMARKED_COVERAGE
 
 
-def test_in_a_language_without_a_list_a_unit_about_another_person_is_found_by_its_capitals():
+def test_capitals_identify_other_persons_in_a_language_without_a_word_list():
     asked = AskedQuestion.of("w jakim dziale Akwizycji pracuje zofia wójcik?")
     assert asked.subject.is_missing("Zofia Lis pracuje w dziale Akwizycji.")
     assert not asked.subject.is_missing("Zofia Wójcik pracuje w dziale Akwizycji.")
@@ -720,7 +722,7 @@ TOWNS = {
 @pytest.mark.parametrize(
     ("language", "words"), [("ar", "لا ليس لم"), ("fa", "نه نیست"), ("he", "לא אין"), ("hi", "नहीं न")]
 )
-def test_negations_are_no_function_words(language, words):
+def test_negations_are_not_function_words(language, words):
     assert function_words(frozenset({language})).isdisjoint(words.split())
 
 
@@ -736,8 +738,8 @@ ASIDES = (
 
 
 @pytest.mark.parametrize("language", TOWNS)
-def test_units_about_other_names_abstain_where_nothing_marks_names(language, monkeypatch):
-    """A question in lower case, or in a script without letter case, about a name that one unit or three contain."""
+def test_units_about_other_names_abstain_without_marked_names(language, monkeypatch):
+    """The question is in lower case or in a script without case; one or three units contain its name."""
     question, statement, (asked, *others) = TOWNS[language]
     question = question.format(asked.lower())
 
@@ -757,7 +759,7 @@ def test_units_about_other_names_abstain_where_nothing_marks_names(language, mon
     ("question", "other"),
     [("คลินิกบางแก้วเปิดกี่โมง", "คลินิกดอนทรายเปิดกี่โมง"), ("北河图书馆有多少本书", "南山图书馆有多少本书")],
 )
-def test_a_name_is_missing_in_scripts_without_spaces(question, other, monkeypatch):
+def test_detects_a_missing_name_in_scripts_without_spaces(question, other, monkeypatch):
     subject = AskedQuestion.of(question).subject
     assert subject.is_missing(other) and not subject.is_missing(question)
     monkeypatch.setattr("casemate.guard.defenses.quorum.subjects.MAX_MISSING", 9)
@@ -765,11 +767,11 @@ def test_a_name_is_missing_in_scripts_without_spaces(question, other, monkeypatc
 
 
 @pytest.mark.parametrize("question", ["Who is Will Lee?", "Is Ann in IT?", "What is Vitamin A?", "Describe Will Lee."])
-def test_a_name_with_a_function_word_is_no_title(question):
+def test_name_with_a_function_word_is_not_title_case(question):
     assert AskedQuestion.of(question).names
 
 
-def test_the_listed_words_are_told_apart():
+def test_word_lists_distinguish_names_from_ordinary_words():
     english, others, names = _listed()
     assert len(english) > 4000 and len(others) > 3000 and len(names) > 400
     ordinary = "salary salaries stopped slowly live lives reorganization kundennummer wohnte trabajaba habitait живёт"
@@ -780,7 +782,7 @@ def test_the_listed_words_are_told_apart():
 
 
 @pytest.mark.parametrize("question", ["When Did the Old Bridge Open?", "Where Is The Bridge?"])
-def test_words_of_a_title_are_no_names(question):
+def test_words_of_a_question_in_title_case_are_not_names(question):
     assert not AskedQuestion.of(question).names
 
 
@@ -788,25 +790,25 @@ def test_words_of_a_title_are_no_names(question):
 @pytest.mark.parametrize(
     "text", ["The salary of Ann Lee is 900.", "Ann Lee's salary is 900.", "Ann Lee’s salary is 900."]
 )
-def test_a_possessive_names_the_same_person(question, text):
+def test_possessive_form_matches_the_name(question, text):
     asked, stems = AskedQuestion.of(question), frozenset().union(*(s.stems for s in read_text(text)))
     assert asked.coverage(stems) >= asked.least and asked.has_names(stems)
     assert asked.coverage(asked.possible_stems(text)) >= asked.least
     assert not asked.subject.is_missing(text)
 
 
-def test_the_title_of_a_unit_may_contain_the_words_of_the_question():
+def test_words_in_the_title_of_a_unit_count():
     asked, text, title = AskedQuestion.of(QUESTION), "Opened in 1932, with eight lanes.", "The Sydney bridge"
     assert best_sentences(asked, text, title, 2) and excerpt(asked, Document("u", text, title), 1)
     assert not best_sentences(asked, text, "", 2) and not excerpt(asked, Document("u", text), 1)
 
 
-def test_a_sentence_far_from_the_words_of_the_question_is_not_chosen_for_its_title():
+def test_title_does_not_select_a_sentence_far_from_the_words_of_the_question():
     text = "The Sydney bridge was opened in 1932. Cats sleep. Boats carry ropes."
     assert len(best_sentences(AskedQuestion.of(QUESTION), text, "Minutes of a meeting", 3)) == 2
 
 
-def test_a_question_of_few_words_needs_no_listed_word():
+def test_short_question_requires_no_listed_word():
     assert AskedQuestion.of("Zorblat quix").subject.known
     assert not AskedQuestion.of("Zorblat quix frumble").subject.known
 
@@ -825,7 +827,7 @@ def test_jitter_is_secret_stable_and_uniform():
     assert 850 < sum(one.of(i) == replace(one, scope="p2").of(i) for i in items) < 1150
 
 
-def test_thresholds_of_a_tenant_change_with_the_period_alone(monkeypatch):
+def test_thresholds_of_a_tenant_change_only_with_the_period(monkeypatch):
     quorum, scopes = Quorum(secret=SECRET, period_days=30), []
     for day in (0, 1, 29, 30):
         monkeypatch.setattr("time.time", lambda day=day: (30_000 + day) * 86_400.0)
@@ -839,41 +841,41 @@ def test_certificate_counts_units():
     said = [{Word("amber")}] * 5 + [{Word("brook")}]
     found = Release.of(said, thresholds)
     certificate = found.certificate(("amber",))
-    for gone in range(6):  # naive: remove supporters until the word is lost
+    for gone in range(6):  # naive: remove supporters until the word is not released
         if Word("amber") not in Release.of(said[gone:], thresholds).levels:
             break
     assert certificate["lost"] == gone == 4
-    assert certificate["added"] == 1  # brook lacks one
+    assert certificate["added"] == 1  # brook needs one more unit
     assert certificate["altered"] == 1
 
 
 def test_requests_more_hits_until_enough_units_are_found():
-    given_ = replace(retrieval(BRIDGE), exhausted=False)
+    found_hits = replace(retrieval(BRIDGE), exhausted=False)
     quorum = Quorum(jitter=1)
-    assert asyncio.run(quorum.on_retrieve(Query(QUESTION), given_)).more
-    low = replace(given_, hits=(*given_.hits, Hit(Document("low", "x"), 0.1)))
+    assert asyncio.run(quorum.on_retrieve(Query(QUESTION), found_hits)).more
+    low = replace(found_hits, hits=(*found_hits.hits, Hit(Document("low", "x"), 0.1)))
     assert not asyncio.run(quorum.on_retrieve(Query(QUESTION), low)).more
 
 
 @pytest.mark.parametrize(("sources", "enough"), [("abcr", 3), ("aaaaaaaar", 2)])
 def test_enough_units_or_chunks_request_no_more_hits(sources, enough):
-    """The context is full of readable hits."""
+    """Readable hits fill the context."""
     texts = [f"The Sydney bridge has part {i}." for i in range(len(sources))]
     hidden = [f"d{i}" for i in range(len(sources) - 1)]
-    given_ = replace(retrieval(texts, hidden, list(sources)), exhausted=False)
+    found_hits = replace(retrieval(texts, hidden, list(sources)), exhausted=False)
     for units in (enough, enough + 1):
         quorum = Quorum(jitter=1, units=units)
-        assert asyncio.run(quorum.on_retrieve(Query(QUESTION, k=1), given_)).more == (units > enough)
+        assert asyncio.run(quorum.on_retrieve(Query(QUESTION, k=1), found_hits)).more == (units > enough)
 
 
-def test_chunks_below_the_floor_are_not_used():
+def test_does_not_use_chunks_below_the_floor():
     assert answer(BRIDGE, score=0.2) == UNKNOWN
     evidence = asyncio.run(Quorum(jitter=1).on_retrieve(Query(QUESTION), retrieval(BRIDGE, score=0.2))).verdict.evidence
     assert (evidence["best"], evidence["floor"]) == (0.2, 0.3)
     assert "best" not in asyncio.run(Quorum(jitter=1).on_retrieve(Query(QUESTION), retrieval(BRIDGE))).verdict.evidence
 
 
-def test_more_units_than_the_index_has_is_no_error():
+def test_option_units_above_the_size_of_the_index_is_valid():
     assert answer(BRIDGE, quorum=Quorum(jitter=1, units=10_000)) == "Opened in 1932."
 
 
@@ -889,7 +891,7 @@ def test_more_units_than_the_index_has_is_no_error():
         ({"jitter": 1, "floor": 2.0}, "floor=2.0"),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_rejects_invalid_options(options, message):
     with pytest.raises(ConfigError, match=message):
         Quorum(**options)
 
@@ -905,8 +907,8 @@ def test_keywords_with_more_support_come_first():
     assert compose(AskedQuestion.of("What is in the box?"), levels).words == ("amber", "cedar", "brook")
 
 
-def test_keywords_that_lead_in_enough_units_come_first():
-    """Keywords with equal support; by the alphabet alone, the leading one would be the last."""
+def test_leading_keywords_of_enough_units_come_first():
+    """The keywords have equal support; in alphabetical order the leading one would be the last."""
     question = AskedQuestion.of("What does the mill sell?")
     words = [Word(lemma) for lemma in ("amber", "brook", "cedar", "delta", "ember", "fjord", "zinc")]
     units = [frozenset([*words, Lead("zinc")]), frozenset([*words, Lead("zinc"), Lead("amber")])]
@@ -914,7 +916,7 @@ def test_keywords_that_lead_in_enough_units_come_first():
     assert compose(question, Release.of([units[0], frozenset(words)], Thresholds(2)).levels).words[0] == "amber"
 
 
-def test_at_most_two_keywords_of_a_unit_lead_and_each_is_a_keyword():
+def test_unit_has_at_most_two_leads_and_each_is_a_keyword():
     said = statements(AskedQuestion.of(QUESTION), [Sentence(s) for s in BRIDGE[0].split(". ")], 8)
     leads = {item.lemma for item in said if isinstance(item, Lead)}
     assert len(leads) == 2 and leads <= {item.lemma for item in said if isinstance(item, Word)} and "1932" in leads
@@ -928,29 +930,29 @@ WRITTEN = st.lists(
 ).map(" ".join)
 
 
-def stems_are_those_of_tokens(text, question):
+def check_stems_equal_those_of_tokens(text, question):
     sentence, asked = Sentence(text), AskedQuestion.of(question)
     assert sentence.stems == frozenset().union(*(t.stems for t in sentence.tokens))
     assert (sentence.stems <= asked.stems) == all(asked.repeats(t) for t in sentence.tokens)
 
 
 @given(WRITTEN, WRITTEN)
-def test_stems_of_a_sentence_are_those_of_its_tokens(text, question):
-    """Sentences are compared by stems before they are parsed; both must see the same words."""
-    stems_are_those_of_tokens(text, question)
+def test_stems_of_a_sentence_equal_those_of_its_tokens(text, question):
+    """Sentences are compared by stems before parsing, so both must give the same words."""
+    check_stems_equal_those_of_tokens(text, question)
 
 
-def test_stems_that_lack_capitalized_function_words_would_be_noticed(monkeypatch):
+def test_stem_check_fails_without_capitalized_function_words(monkeypatch):
     monkeypatch.setattr(Sentence, "stems", property(lambda sentence: content_words(sentence.text)))
     with pytest.raises(AssertionError):
-        stems_are_those_of_tokens("He saw The Who.", "Who saw it?")
+        check_stems_equal_those_of_tokens("He saw The Who.", "Who saw it?")
 
 
-# Against the definitions, as slowly as they read
+# Comparison with naive implementations of the definitions
 
 
 def naive_tokens(text, known):
-    """Words, names and numbers: lemma, as written, function words before, whether punctuation is before, named."""
+    """Returns tuples of lemma, written form, function words before, punctuation before, stems, named."""
     tokens, before, run, starts, breaks, end = [], [], [], False, False, 0
     for position, match in enumerate(TOKEN.finditer(text)):
         written, between, end = match[0], text[end : match.start()], match.end()
@@ -1001,7 +1003,7 @@ def naive_keywords(question, chosen, most):
 
 
 def naive_certificate(release):
-    """Units until a further word is released, and until anything changes."""
+    """Returns the number of units until another word is released, and until any change."""
     distances = {}
     for item, count in release.support.items():
         levels = {n: (n // release.thresholds.of(item)).bit_length() for n in range(1, 3 * count + 90)}
@@ -1030,7 +1032,7 @@ HOSTILE_TEXTS = st.one_of(
 @settings(max_examples=150, deadline=None)
 @example("The bri*dge* opened.", "Which bridge opened?", 2, 2)
 @given(HOSTILE_TEXTS, HOSTILE_TEXTS, st.integers(1, 4), st.integers(1, 40))
-def test_statements_and_certificates_are_those_of_the_definitions(text, asked, m, jitter):
+def test_statements_and_certificates_equal_the_naive_definitions(text, asked, m, jitter):
     question, read = AskedQuestion.of(asked), read_text(text)
     for sentence in read:
         assert [tuple(token) for token in sentence.tokens] == naive_tokens(sentence.text, sentence.function_words)
@@ -1047,14 +1049,14 @@ def test_statements_and_certificates_are_those_of_the_definitions(text, asked, m
 @settings(max_examples=60, deadline=None)
 @example([11, 15, 19], 10, 1)
 @given(st.lists(st.integers(1, 40), max_size=6), st.integers(1, 12), st.integers(1, 4))
-def test_certificates_are_those_of_the_definition_for_any_counts(counts, m, jitter):
+def test_certificates_equal_the_naive_definition_for_any_counts(counts, m, jitter):
     units = [{Word(f"word{i}") for i, count in enumerate(counts) if row < count} for row in range(40)]
     release = Release.of(units, Thresholds(m, jitter, "secret"))
     found = release.certificate(())
     assert (found["lost"], found["added"], found["altered"]) == (0, *naive_certificate(release))
 
 
-def test_parts_of_addresses_and_tags_are_no_statements():
+def test_parts_of_addresses_and_tags_are_not_statements():
     text = (
         "The bridge opened in [May](https://a.example/city/harbor-news). <span class='big'>The toll</span> of the "
         "bridge is 3 euros, see http://a.example/toll-office?page=12."
@@ -1076,30 +1078,30 @@ def test_parts_of_addresses_and_tags_are_no_statements():
         ("看https://a.example/x and www.b.example/y", ("https", "a.example")),
     ],
 )
-def test_words_around_addresses_and_tags_are_not_joined(text, pair):
+def test_does_not_join_words_around_addresses_and_tags(text, pair):
     said = statements(AskedQuestion.of("What is known?"), read_text(text), 40)
     words = {item.lemma for item in said if isinstance(item, Word)}
     assert Pair(*pair) not in said and " ".join(pair) not in words and not words & {"https", "www.b.example"}
 
 
-def test_negations_beside_a_comparison_are_kept():
+def test_keeps_negations_near_comparison_signs():
     said = statements(
         AskedQuestion.of("What?"), read_text("Give 5 mg if weight <b 40 kg, do not give if age > 80."), 40
     )
     assert Word("not") in said
 
 
-def test_names_with_tags_inside_and_chinese_sentences_after_an_address_are_kept():
+def test_keeps_names_with_inner_tags_and_chinese_sentences_after_an_address():
     assert [s.text for s in read_text("H<sub>2</sub>O is wet.")] == ["H2O is wet."]
     assert "学生免费。" in [s.text for s in read_text("详见 https://a.example/x。收费是三欧元。学生免费。")]
     assert [s.text for s in read_text("<td>Ann</td><td>Ben</td>")] == ["Ann", "Ben"]
 
 
-def test_a_unit_that_might_contain_the_questions_words_is_read(monkeypatch):
-    """Letters of the question inside other words do not make a unit speak."""
+def test_possible_stems_bound_which_units_are_read(monkeypatch):
+    """Letters of the question inside other words do not count as its words."""
     assert best_sentences(AskedQuestion.of("Art in car parks?"), "The party carried sparklers.", "", 2) == ()
     monkeypatch.setattr(AskedQuestion, "possible_stems", lambda question, text: frozenset())
-    assert best_sentences(AskedQuestion.of(QUESTION), BRIDGE[0], "", 2) == ()  # by this bound alone
+    assert best_sentences(AskedQuestion.of(QUESTION), BRIDGE[0], "", 2) == ()  # only the bound excludes it
 
 
 IN_OTHER_LANGUAGES = {
@@ -1113,7 +1115,7 @@ IN_OTHER_LANGUAGES = {
 
 
 @pytest.mark.parametrize("language", IN_OTHER_LANGUAGES)
-def test_function_words_of_other_languages_are_no_statements(language):
+def test_function_words_of_other_languages_are_not_statements(language):
     question, text = IN_OTHER_LANGUAGES[language]
     texts = [text.format(" ".join(VOCABULARY[i : i + 3]).title()) for i in (0, 3, 6)]
     outcome = ask(texts, question=question)
@@ -1128,11 +1130,11 @@ def test_function_words_of_other_languages_are_no_statements(language):
     assert "1932" in words and words.isdisjoint(function_words(frozenset({language})))
 
 
-def test_function_words_of_other_languages_would_be_statements(monkeypatch):
+def test_function_words_are_statements_with_the_english_list_only(monkeypatch):
     monkeypatch.setattr("casemate.guard.defenses.quorum.keywords.function_words", lambda languages: ENGLISH)
     read_text.cache_clear()
     with pytest.raises(AssertionError):
-        test_function_words_of_other_languages_are_no_statements("de")
+        test_function_words_of_other_languages_are_not_statements("de")
     read_text.cache_clear()
 
 
@@ -1149,13 +1151,13 @@ def test_negations_of_other_languages_are_statements():
     st.sampled_from(("{}. ", "{}) ", "({}) ", "- {}. ", "> {}) ", "## {}. ")),
     st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=6),
 )
-def test_numbers_of_list_items_are_no_statements(mark, items):
+def test_numbers_of_list_items_are_not_statements(mark, items):
     text = "Steps:\n" + "\n".join(f"{mark.format(i)}{item} for 45 minutes" for i, item in enumerate(items, 2))
     said = {token.lemma for sentence in read_text(text) for token in sentence.tokens}
     assert said == {"step", "45", "minute", *items}
 
 
-def test_numbers_that_a_text_states_are_kept():
+def test_keeps_numbers_of_the_text():
     text = "It opened in\n1932. The fee is\n2.5 marks (3 for lorries).\n\n503 meters long"
     said = {token.lemma for sentence in read_text(text) for token in sentence.tokens}
     assert {"1932", "2.5", "3", "503"} <= said
@@ -1168,7 +1170,7 @@ def test_numbers_that_a_text_states_are_kept():
         ("\\*Late\\* payers of the bridge pay 5 \\% more\\!", "Late payers of the bridge pay 5 % more!"),
     ],
 )
-def test_escapes_of_markdown_are_no_part_of_the_text(escaped, plain):
+def test_removes_markdown_escapes(escaped, plain):
     def said(text):
         return [token for sentence in read_text(text) for token in sentence.tokens]
 
@@ -1178,7 +1180,7 @@ def test_escapes_of_markdown_are_no_part_of_the_text(escaped, plain):
     assert question.possible_stems(escaped) == question.possible_stems(plain)
 
 
-def test_an_escaped_number_is_no_number_of_a_list_item():
+def test_escaped_number_is_not_the_number_of_a_list_item():
     for mark, kept in (("9\\.", True), ("9.", False)):
         said = {token.lemma for sentence in read_text(f"Fees:\n\n{mark} July") for token in sentence.tokens}
         assert ("9" in said) == kept and "july" in said
@@ -1189,7 +1191,7 @@ ACCENTED = (
 )
 
 
-def statements_do_not_depend_on_the_form(text, asked):
+def check_statements_do_not_depend_on_the_form(text, asked):
     composed, decomposed = (
         (AskedQuestion.of(normalize(form, asked)), normalize(form, text)) for form in ("NFC", "NFD")
     )
@@ -1207,40 +1209,40 @@ def statements_do_not_depend_on_the_form(text, asked):
     st.lists(st.sampled_from(ACCENTED.split()), max_size=6).map(" ".join),
 )
 def test_statements_do_not_depend_on_the_unicode_form(text, asked):
-    statements_do_not_depend_on_the_form(text, asked)
+    check_statements_do_not_depend_on_the_form(text, asked)
 
 
-def test_a_decomposed_text_supports_a_composed_one():
+def test_decomposed_and_composed_texts_support_each_other():
     question, text = IN_OTHER_LANGUAGES["fr"]
     texts = [normalize(form, text.format(name)) for form, name in (("NFC", "Amber"), ("NFD", "Birch"), ("NFD", "Elm"))]
     assert "1932" in answer(texts, question=normalize("NFD", question))
 
 
-def test_unicode_forms_would_differ_without_normalization(monkeypatch):
+def test_statements_depend_on_the_unicode_form_without_normalization(monkeypatch):
     monkeypatch.setattr("casemate.guard.defenses.quorum.keywords._composed", lambda text: text)
     read_text.cache_clear()
     with pytest.raises(AssertionError):
-        statements_do_not_depend_on_the_form("Der Zoll gilt für die Brücke in Genève.", "Gilt er für die Brücke?")
+        check_statements_do_not_depend_on_the_form("Der Zoll gilt für die Brücke in Genève.", "Gilt er für die Brücke?")
     read_text.cache_clear()
 
 
-def test_template_tags_are_no_statements():
+def test_template_tags_are_not_statements():
     text = 'Ask in {% slack_channel "travel" %} or [here]({% page "/tools" %}).'
     assert {token.lemma for sentence in read_text(text) for token in sentence.tokens} == {"ask"}
 
 
-def test_names_and_numbers_stay_whole_and_negations_count():
+def test_names_and_numbers_are_single_tokens_and_negations_count():
     tokens = Sentence("In 1999, New York City paid 2.5% not 31,236 EUR to Dr. Ito.").tokens
     assert [t.lemma for t in tokens] == ["1999", "new york city", "paid", "2.5%", "not", "31236", "eur", "dr", "ito"]
     assert tokens[-2].written == "Dr"
 
 
-# With a model
+# With a language model
 
 
 @dataclass
 class Writer(Generator):
-    """Answers with the first sentence; fails or declines on request."""
+    """Answers with the first sentence; fails or declines for texts with given words."""
 
     calls: list = field(default_factory=list)
     fails: str = "no such word"
@@ -1254,7 +1256,7 @@ class Writer(Generator):
         yield UNKNOWN if self.declines in unit.text else unit.text.split(". ")[0]
 
 
-def test_isolated_answers_see_one_unit_each():
+def test_each_isolated_answer_has_one_unit_as_context():
     writer = Writer()
     assert answer(BRIDGE, quorum=Quorum(jitter=1, writer=writer)) == UNKNOWN  # the first sentences differ
     assert sorted(writer.calls) == sorted(BRIDGE)
@@ -1263,7 +1265,7 @@ def test_isolated_answers_see_one_unit_each():
 
 
 @pytest.mark.parametrize("problem", ["fails", "declines"])
-def test_a_unit_for_which_the_model_fails_abstains(problem, caplog):
+def test_unit_abstains_if_the_model_fails_or_declines(problem, caplog):
     texts = [f"The Sydney bridge was opened in 1932, says guide {name}. {name} left." for name in ("Ann", "Ben", "Cid")]
     outcome = ask(texts, quorum=Quorum(support=2, jitter=1, writer=Writer(**{problem: "Ann"})))
     assert text_of(outcome) == "Opened in 1932." and outcome.verdict.evidence["stating"] == 2
@@ -1272,8 +1274,8 @@ def test_a_unit_for_which_the_model_fails_abstains(problem, caplog):
     assert answer(texts, quorum=Quorum(support=2, jitter=1, writer=Writer(**{problem: "opened"}))) == UNKNOWN
 
 
-def test_a_unit_for_which_the_model_hangs_abstains():
-    """One document must not decide whether there is an answer."""
+def test_unit_abstains_if_the_model_hangs():
+    """One document must not prevent an answer."""
 
     class Hanging(Writer):
         async def stream(self, prompt):
@@ -1287,7 +1289,7 @@ def test_a_unit_for_which_the_model_hangs_abstains():
     assert (outcome.verdict.evidence["stating"], outcome.verdict.evidence["failed"]) == (2, 1)
 
 
-def test_isolated_answers_are_cached_by_unit_and_question():
+def test_caches_isolated_answers_by_unit_and_question():
     store, writer = Memory(), Writer()
     quorum = Quorum(jitter=1, writer=writer, store=store)
     first = answer(BRIDGE, quorum=quorum)
@@ -1301,34 +1303,34 @@ def test_isolated_answers_are_cached_by_unit_and_question():
     assert costs[0]["words_read"] > costs[0]["words_written"] > 0
 
 
-def test_the_model_is_not_asked_about_other_names():
-    """It would answer as if the text were about the name in the question."""
+def test_model_does_not_read_units_about_other_names():
+    """The model would otherwise attribute the text to the name in the question."""
 
     @dataclass
-    class Obliging(Writer):
+    class ConstantAnswer(Writer):
         async def stream(self, prompt):
             self.calls.append(prompt.context[0].text)
             yield "The mill of Kelford was built in 1742."
 
     other = [f"The mill of {place} was built in 1742 by guild {place}." for place in ("Ashby", "Barton", "Corby")]
-    writer, question = Obliging(), "When was the mill of Kelford built?"
+    writer, question = ConstantAnswer(), "When was the mill of Kelford built?"
     assert answer(other, question=question, quorum=Quorum(jitter=1, writer=writer)) == UNKNOWN and not writer.calls
     same = [text.replace(" was", ", near Kelford, was") for text in other[:2]]
     assert "1742" in answer([*same, other[2]], question=question, quorum=Quorum(support=2, jitter=1, writer=writer))
     assert sorted(writer.calls) == sorted(same)
 
 
-def test_the_model_reads_the_best_sentences_of_a_unit():
+def test_model_reads_the_best_sentences_of_a_unit():
     writer = Writer()
     text = f"{BRIDGE[0]} A cat sleeps. Boats carry ropes. Dogs bark at the moon."
-    for question in (QUESTION, "Who is at home?"):  # a writer may know other words for those of the question
+    for question in (QUESTION, "Who is at home?"):  # the model may match synonyms of the question
         ask([text], question=question, quorum=Quorum(jitter=1, writer=writer))
     assert len(writer.calls) == 2
     assert writer.calls[0] == f"{BRIDGE[0]} A cat sleeps." and len(writer.calls[1]) < len(text)
 
 
-async def test_an_answer_that_leaves_the_cache_meanwhile_is_still_given(monkeypatch):
-    """While one question waits for the writer, others fill the cache."""
+async def test_returns_an_answer_that_is_evicted_during_the_request(monkeypatch):
+    """While one question waits for the model, others fill the cache."""
     monkeypatch.setattr("casemate.guard.defenses.quorum.isolated.CACHED_ANSWERS", 2)
 
     class Slow(Writer):
@@ -1345,7 +1347,7 @@ async def test_an_answer_that_leaves_the_cache_meanwhile_is_still_given(monkeypa
     assert said == [held, "Late"] and costs["cached"] == 1
 
 
-async def test_the_cache_keeps_what_was_used_last(monkeypatch):
+async def test_cache_evicts_the_least_recently_used_answer(monkeypatch):
     monkeypatch.setattr("casemate.guard.defenses.quorum.isolated.CACHED_ANSWERS", 2)
     isolated, (one, two, three) = IsolatedAnswers(Writer()), [Document("unit", text) for text in BRIDGE]
     for units in ([one, two], [one], [three]):
@@ -1353,7 +1355,7 @@ async def test_the_cache_keeps_what_was_used_last(monkeypatch):
     assert (await isolated.ask(QUESTION, [one, three]))[1]["cached"] == 2
 
 
-async def test_tokens_are_counted_where_the_writer_can():
+async def test_counts_tokens_if_the_model_supports_it():
     writer, unit = Toy(1), Document("unit", "abc")
     (said,), costs = await IsolatedAnswers(writer).ask("cab", [unit])
     assert costs["tokens_read"] == len(writer.encode(Prompt("cab", (unit,), ASK)))

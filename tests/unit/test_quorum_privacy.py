@@ -1,4 +1,4 @@
-"""Differential privacy of quorum answers: noise, accounting, budgets, and an attack that tries to refute the bound."""
+"""Differential privacy of quorum answers: noise, accounting, budgets, and an empirical attack on the bound."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ from casemate.types import UNKNOWN, Document, Hit, Query, QuotaGrant, Retrieval,
 from tests.fakes import BagOfWords, Memory, Parrot
 from tests.unit.monitor_stores import fresh_url
 
-STRANGER = frozenset[str]()
+NO_GROUPS = frozenset[str]()
 QUESTION = "When did the Sydney bridge open?"
 PHI = NormalDist().cdf
 
@@ -62,7 +62,7 @@ def hits(count, **fields):
 
 def ask(quorum, found, question=QUESTION, **client):
     retrieval = Retrieval(found, SimilarityStats(100, 0.0, 0.1), True, frozenset(h.document.id for h in found))
-    return asyncio.run(quorum.on_retrieve(Query(question, groups=STRANGER, **client), retrieval))
+    return asyncio.run(quorum.on_retrieve(Query(question, groups=NO_GROUPS, **client), retrieval))
 
 
 def text_of(outcome):
@@ -81,8 +81,8 @@ def private(store, **options):
     ("epsilon", "words", "sigma", "even", "likely"),
     [(8, 5, 1.38, 7.6, 9.3), (2, 5, 4.62, 23.0, 28.9), (8, 8, 1.74, 9.5, 11.7), (2, 8, 5.85, 29.3, 36.8)],
 )
-def test_noise_and_supporters_have_the_known_values(epsilon, words, sigma, even, likely):
-    """Computed beforehand: analytic Gaussian with delta 5e-6, and the supporters for a chance of .5 and .9."""
+def test_noise_and_supporters_equal_reference_values(epsilon, words, sigma, even, likely):
+    """Reference: analytic Gaussian with delta 5e-6, and the supporters for a release probability of .5 and .9."""
     found = PrivateHistogram.of(epsilon, 1e-5, words)
     assert found.sigma == pytest.approx(sigma, abs=0.005)
     assert found.threshold == pytest.approx(even, abs=0.05)
@@ -91,7 +91,7 @@ def test_noise_and_supporters_have_the_known_values(epsilon, words, sigma, even,
 
 
 def exact_epsilon(histogram, keywords, delta):
-    """Epsilon of the noise at delta by the privacy loss distributions of dp-accounting, each keyword by itself."""
+    """Epsilon at delta by the privacy loss distributions of dp-accounting, composed over keywords."""
     from dp_accounting.pld import privacy_loss_distribution
 
     one = privacy_loss_distribution.from_gaussian_mechanism(histogram.sigma, value_discretization_interval=1e-3)
@@ -107,16 +107,16 @@ def renyi_epsilon(histogram, keywords, delta):
 
 
 @pytest.mark.parametrize(("epsilon", "words", "answers"), [(8, 5, 1), (2, 5, 3), (1, 8, 10)])
-def test_the_budget_costs_epsilon_by_two_other_accountants(epsilon, words, answers):
+def test_epsilon_of_the_budget_equals_that_of_two_other_accountants(epsilon, words, answers):
     found = PrivateHistogram.of(epsilon, 1e-5, words, answers)
     assert exact_epsilon(found, found.most, 5e-6) == pytest.approx(epsilon, rel=0.01)
-    assert epsilon <= renyi_epsilon(found, found.most, 5e-6) < 1.25 * epsilon  # Renyi orders convert less tightly
-    assert exact_epsilon(found, 2 * found.most, 5e-6) > 1.2 * epsilon  # twice the budget is not covered
+    assert epsilon <= renyi_epsilon(found, found.most, 5e-6) < 1.25 * epsilon  # less tight for Renyi orders
+    assert exact_epsilon(found, 2 * found.most, 5e-6) > 1.2 * epsilon  # twice the budget exceeds epsilon
 
 
 @given(st.floats(0.1, 20), st.floats(1e-9, 0.01), st.integers(1, 20), st.integers(1, 30))
 @settings(max_examples=40, deadline=None)
-def test_keywords_of_one_unit_alone_leave_with_half_of_delta_at_most(epsilon, delta, words, answers):
+def test_release_probability_of_a_single_unit_is_at_most_half_of_delta(epsilon, delta, words, answers):
     found = PrivateHistogram.of(epsilon, delta, words, answers)
     assert 1 - (1 - found.probability(1)) ** found.most <= delta / 2 * (1 + 1e-6)
     assert 1 - (1 - found.probability(1)) ** (2 * found.most) > delta / 2
@@ -146,19 +146,19 @@ def world_epsilon(histogram, count, delta):
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
-def test_the_exact_distributions_of_both_worlds_keep_the_bound(epsilon):
+def test_exact_distributions_of_both_worlds_satisfy_the_bound(epsilon):
     found = PrivateHistogram.of(epsilon, 1e-5, 5)
     assert max(world_epsilon(found, count, 1e-5) for count in range(1, 60)) <= epsilon
 
 
-def test_the_exact_distributions_show_too_little_noise():
+def test_exact_distributions_violate_the_bound_with_too_little_noise():
     weak = replace(PrivateHistogram.of(2.0, 1e-5, 5), sigma=4.62 / 4)
     assert max(world_epsilon(weak, count, 1e-5) for count in range(1, 60)) > 2.0
     low = replace(PrivateHistogram.of(2.0, 1e-5, 5), threshold=3.0)
     assert world_epsilon(low, 1, 1e-5) > 2.0
 
 
-def test_draws_have_the_stated_probabilities():
+def test_releases_have_the_stated_probabilities():
     found = PrivateHistogram.of(8.0, 1e-5, 5)
     for count in (5, 7, 8, 10, 16):
         units = [["amber"]] * count
@@ -169,15 +169,15 @@ def test_draws_have_the_stated_probabilities():
             assert low <= PHI((count - bound) / found.sigma) <= high
 
 
-def test_draws_come_from_the_operating_system(monkeypatch):
+def test_randomness_comes_from_the_operating_system(monkeypatch):
     found, asked = PrivateHistogram.of(8.0, 1e-5, 5), []
     monkeypatch.setattr("secrets.randbits", lambda bits: asked.append(bits) or 0)
     assert found.release([["amber"]]) != {}  # the smallest draw releases everything
     assert asked == [128]
 
 
-def test_rare_releases_keep_their_probability():
-    """Far below tau the distribution function of the standard library has no correct digit left."""
+def test_probability_of_rare_releases_is_precise():
+    """Far below tau the CDF of the standard library has no correct digit."""
     found = PrivateHistogram.of(0.5, 1e-9, 8, 30)
     exact = -math.expm1(math.log1p(-5e-10) / 240)
     assert found.probability(1) == pytest.approx(exact, rel=1e-9)
@@ -189,8 +189,8 @@ def test_no_unit_contributes_more_than_l_keywords():
         found.release([["a", "b", "c"]])
 
 
-def test_bounds_on_any_attacker_are_those_of_gaussian_privacy():
-    """Against numeric integration over a Gaussian shift of mu."""
+def test_bounds_on_attackers_equal_those_of_gaussian_differential_privacy():
+    """Compares with numerical integration for a Gaussian shift of mu."""
     found = PrivateHistogram.of(2.0, 1e-5, 5)
     grid = [x / 1000 for x in range(-8000, 8000)]
     density = NormalDist().pdf
@@ -203,7 +203,7 @@ def test_bounds_on_any_attacker_are_those_of_gaussian_privacy():
 # The defense
 
 
-def test_what_many_units_state_is_answered_and_what_one_states_is_not():
+def test_answer_contains_statements_of_many_units_and_not_of_one():
     store = Memory()
     outcome = ask(private(store), (*hits(40), Hit(Document("other", "Minutes of another meeting."), 0.7)))
     assert "1932" in text_of(outcome) and "own" not in text_of(outcome)
@@ -214,7 +214,7 @@ def test_what_many_units_state_is_answered_and_what_one_states_is_not():
     assert text_of(ask(private(Memory()), hits(1))) == UNKNOWN
 
 
-def test_each_released_keyword_is_listed_without_the_limit_of_phrases():
+def test_lists_all_released_keywords_without_the_limit_of_phrases():
     words = [f"{name} steel" for name in ("amber", "brook", "cedar", "delta", "ember", "fjord")]
     held = [f"The Sydney bridge did open with {' and '.join(words)} own{i}." for i in range(40)]
     found = tuple(Hit(Document(f"d{i}", text), 0.8) for i, text in enumerate(held))
@@ -222,7 +222,7 @@ def test_each_released_keyword_is_listed_without_the_limit_of_phrases():
     assert all(name in text.lower() for name in ("amber", "brook", "cedar", "delta", "ember", "fjord", "steel"))
 
 
-def test_all_units_above_the_floor_are_heard_so_that_none_displaces_another():
+def test_uses_all_units_above_the_floor_so_none_displaces_another():
     found = hits(60)
     assert ask(private(Memory(), units=3), found).verdict.evidence["units"] == 60
     retrieval = Retrieval(found, SimilarityStats(100, 0.0, 0.1), False, frozenset(h.document.id for h in found))
@@ -234,17 +234,17 @@ def test_all_units_above_the_floor_are_heard_so_that_none_displaces_another():
     ).more
 
 
-def test_a_unit_is_heard_for_as_many_answers_as_its_budget_covers_in_each_period(monkeypatch):
+def test_unit_contributes_to_as_many_answers_per_period_as_its_budget_covers(monkeypatch):
     store, found, day = Memory(), hits(40), 86_400
     charged = []
-    for at in (0, 1, 29, 30):  # days; a period begins at 0
+    for at in (0, 1, 29, 30):  # in days; a period begins at 0
         monkeypatch.setattr("casemate.guard.defenses.quorum.ledger.time.time", lambda at=at: (30_000 + at) * day)
         charged.append(ask(private(store, answers=2), found).verdict.evidence["charged"])
     assert charged == [200, 200, 0, 200]
     assert private(store, answers=2).private.histogram == PrivateHistogram.of(8.0, 1e-5, 5, 2)
 
 
-def test_a_unit_without_budget_is_not_heard():
+def test_unit_without_budget_does_not_contribute():
     store, found = Memory(), hits(40)
     assert "1932" in text_of(ask(private(store), found))
     other = ask(private(store), found, "In which year did the Sydney bridge open?")
@@ -252,7 +252,7 @@ def test_a_unit_without_budget_is_not_heard():
 
 
 @pytest.mark.parametrize("days", [-31, -62, -3000])
-def test_a_clock_that_is_set_back_opens_no_budget(days, monkeypatch):
+def test_clock_that_is_set_back_resets_no_budget(days, monkeypatch):
     store, found = Memory(), hits(40)
     ask(private(store), found)
     spent = private(store).private.ledger.spent()
@@ -261,30 +261,30 @@ def test_a_clock_that_is_set_back_opens_no_budget(days, monkeypatch):
     assert private(store).private.ledger.spent() == spent == [5] * 40
     assert ask(private(store), found).verdict.evidence["charged"] == 0
     assert ask(private(ReadOnlyEventStore(store)), found).verdict.evidence["charged"] == 0
-    ask(private(store), hits(1, metadata={"subject": "Ito"}), tenant="other")  # its latest period is the earlier one
+    ask(private(store), hits(1, metadata={"subject": "Ito"}), tenant="other")  # an earlier latest period
     assert sorted(private(store).private.ledger.spent()) == [5] * 41
 
 
-def test_a_repeated_question_gets_the_same_answer_for_no_budget():
+def test_repeated_question_has_the_same_answer_without_a_charge():
     store = Memory()
-    quorum, found = private(store, answers=10), hits(9)  # about as likely released as not
+    quorum, found = private(store, answers=10), hits(9)  # release probability near one half
     first = ask(quorum, found)
     spent = dict(store.tallies)
     for question in (QUESTION, f"  {QUESTION.upper()} "):
         again = ask(quorum, found, question)
         assert text_of(again) == text_of(first) and again.verdict.evidence["repeated"]
     assert store.tallies == spent
-    assert text_of(ask(quorum, hits(60))) == text_of(first)  # the collection must not decide what is repeated
+    assert text_of(ask(quorum, hits(60))) == text_of(first)  # a repeated answer must not depend on the collection
 
 
 @pytest.mark.parametrize("client", [{"labels": frozenset({"hr"})}, {"tenant": "other"}])
-def test_clients_with_other_rights_do_not_share_answers(client):
+def test_clients_with_different_permissions_do_not_share_answers(client):
     quorum = private(Memory(), answers=10)
     ask(quorum, hits(40))
     assert "repeated" not in ask(quorum, hits(40), **client).verdict.evidence
 
 
-def test_a_metadata_value_has_one_budget_for_all_its_sources():
+def test_all_sources_of_a_metadata_value_share_one_budget():
     store = Memory()
     quorum = private(store, unit_keys=("subject",))
     first, second = hits(2, metadata={"subject": "Ito"})
@@ -294,7 +294,7 @@ def test_a_metadata_value_has_one_budget_for_all_its_sources():
     assert other.verdict.evidence["without_budget"] == 1
 
 
-def test_the_verdict_has_the_calls_of_the_writer_and_the_noise():
+def test_verdict_contains_model_calls_and_epsilon():
     evidence = ask(private(Memory(), writer=Parrot()), hits(3)).verdict.evidence
     assert (evidence["calls"], evidence["epsilon"]) == (3, 8.0)
 
@@ -306,7 +306,7 @@ def test_unentitled_clients_share_the_budget_and_tenants_do_not():
     assert ask(private(store), found, client="one", tenant="other").verdict.evidence["charged"] == 200
 
 
-def test_questions_of_the_operators_tools_read_budgets_and_spend_none():
+def test_read_only_store_reads_budgets_and_charges_none():
     store, found = Memory(), hits(40)
     reading = private(ReadOnlyEventStore(store))
     assert ask(reading, found).verdict.evidence["charged"] == 200 and not store.tallies
@@ -314,14 +314,14 @@ def test_questions_of_the_operators_tools_read_budgets_and_spend_none():
     assert ask(private(ReadOnlyEventStore(store)), found).verdict.evidence["charged"] == 0
 
 
-class Down(Memory):
+class UnavailableLedger(Memory):
     def acquire(self, wanted):
         raise BackendError("the ledger is down", backend="memory", retryable=True)
 
 
-@pytest.mark.parametrize("store", [Down(), None], ids=["unreachable", "missing"])
+@pytest.mark.parametrize("store", [UnavailableLedger(), None], ids=["unreachable", "missing"])
 @pytest.mark.parametrize("on_error", ["closed", "open"])
-def test_without_its_ledger_nothing_leaves_and_only_the_operator_sees_why(store, on_error, tmp_path):
+def test_releases_nothing_without_the_ledger_and_only_the_verdict_has_the_reason(store, on_error, tmp_path):
     with closing(SqliteIndex(tmp_path / "index.db")) as index:
         guard = Guard(
             Rag(BagOfWords(), index, Parrot()),
@@ -330,8 +330,8 @@ def test_without_its_ledger_nothing_leaves_and_only_the_operator_sees_why(store,
             audience=AudiencePolicy("quorum"),
         )
         asyncio.run(guard.add([hit.document for hit in hits(40)]))
-        answer = asyncio.run(guard.ask(Query(QUESTION, groups=STRANGER)))
-    assert answer.text == "" and not answer.retrieval.hits  # the parrot says what it reads
+        answer = asyncio.run(guard.ask(Query(QUESTION, groups=NO_GROUPS)))
+    assert answer.text == "" and not answer.retrieval.hits  # the fake generator repeats its context
     assert "ledger is down" in str(answer.verdicts) or "no event store" in str(answer.verdicts)
 
 
@@ -345,7 +345,7 @@ def test_without_its_ledger_nothing_leaves_and_only_the_operator_sees_why(store,
         ({"epsilon": 1.0, "break_glass": 1}, "set one of them only"),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_rejects_invalid_options(options, message):
     with pytest.raises(ConfigError, match=message):
         Quorum(**options)
 
@@ -353,31 +353,33 @@ def test_bad_options_are_refused(options, message):
 # Break-glass
 
 
-def glass(store, **options):
+def make_quorum(store, **options):
     return Quorum(store=store, jitter=1, **({"break_glass": 2} | options))
 
 
-def test_one_unit_answers_alone_as_often_as_the_budget_allows_over_all_clients():
+def test_budget_limits_single_unit_answers_over_all_clients():
     store, (only, *_) = Memory(), hits(3)
     found = []
     for i in range(4):
-        outcome = ask(glass(store), (only,), f"{QUESTION}{'!' * i}", client=f"client {i}")
+        outcome = ask(make_quorum(store), (only,), f"{QUESTION}{'!' * i}", client=f"client {i}")
         found.append((text_of(outcome) != UNKNOWN, outcome.verdict.evidence["break_glass"]))
     opened = {"sources": ["d0"], "granted": True}
     assert found == [(True, opened)] * 2 + [(False, opened | {"granted": False})] * 2
-    assert "1932" in text_of(ask(glass(Memory()), (only,)))
+    assert "1932" in text_of(ask(make_quorum(Memory()), (only,)))
 
 
-def test_the_nearest_unit_that_states_something_answers_alone():
+def test_single_unit_answer_is_from_the_nearest_unit_with_a_statement():
     store, (only,) = Memory(), hits(1)
     silent = Hit(Document("other", "Minutes of another meeting."), 0.9)
-    outcome = ask(glass(store), (silent, only))
+    outcome = ask(make_quorum(store), (silent, only))
     assert outcome.verdict.evidence["break_glass"] == {"sources": ["d0"], "granted": True}
-    assert text_of(ask(glass(store), (silent,))) == UNKNOWN and glass(store).single_unit_answers.spent() == [1]
+    assert text_of(ask(make_quorum(store), (silent,))) == UNKNOWN and make_quorum(
+        store
+    ).single_unit_answers.spent() == [1]
 
 
-def test_sources_with_a_metadata_value_in_common_share_single_unit_answers():
-    quorum = glass(Memory(), break_glass=1, unit_keys=("subject",))
+def test_sources_with_a_common_metadata_value_share_single_unit_answers():
+    quorum = make_quorum(Memory(), break_glass=1, unit_keys=("subject",))
     first, second = hits(2, metadata={"subject": "Ito"})
     assert "1932" in text_of(ask(quorum, (first,)))
     assert text_of(ask(quorum, (second,))) == UNKNOWN
@@ -385,32 +387,32 @@ def test_sources_with_a_metadata_value_in_common_share_single_unit_answers():
 
 def test_break_glass_is_off_by_default():
     store, (only, *_) = Memory(), hits(1)
-    outcome = ask(glass(store, break_glass=0), (only,))
+    outcome = ask(make_quorum(store, break_glass=0), (only,))
     assert text_of(outcome) == UNKNOWN and "break_glass" not in outcome.verdict.evidence and not store.tallies
 
 
-def test_a_quorum_answer_costs_no_single_unit_answer():
+def test_quorum_answer_charges_no_single_unit_answer():
     store = Memory()
-    assert "1932" in text_of(ask(glass(store, support=2), hits(2)))
+    assert "1932" in text_of(ask(make_quorum(store, support=2), hits(2)))
     assert not store.tallies
 
 
-def test_a_unit_without_single_unit_answers_is_not_replaced_by_the_next():
+def test_unit_without_remaining_single_unit_answers_is_not_replaced_by_the_next():
     store, found = Memory(), hits(2)
     apart = (found[0], Hit(Document("e", "The Sydney bridge did open after a strike of welders."), 0.7))
     for i in range(2):
-        ask(glass(store), apart, f"{QUESTION}{'!' * i}")
-    assert text_of(ask(glass(store), apart)) == UNKNOWN
+        ask(make_quorum(store), apart, f"{QUESTION}{'!' * i}")
+    assert text_of(ask(make_quorum(store), apart)) == UNKNOWN
     assert len([name for name in store.tallies if " latest " not in name]) == 1
 
 
-@pytest.mark.parametrize("store", [Down(), None], ids=["unreachable", "missing"])
-def test_without_its_ledger_no_unit_answers_alone(store):
+@pytest.mark.parametrize("store", [UnavailableLedger(), None], ids=["unreachable", "missing"])
+def test_single_unit_answers_require_the_ledger(store):
     with pytest.raises(CasemateError):
-        ask(glass(store), hits(1))
+        ask(make_quorum(store), hits(1))
 
 
-def test_doctor_and_campaigns_report_what_the_budgets_allow(tmp_path, monkeypatch):
+def test_doctor_and_campaigns_report_the_budgets(tmp_path, monkeypatch):
     entry = EntryPoint("bag", "tests.fakes:BagOfWords", "casemate.embedder")
     monkeypatch.setattr(plugins, "entry_points", lambda group, name=None: [entry] * (group == entry.group))
     monkeypatch.chdir(tmp_path)
@@ -427,7 +429,7 @@ def test_doctor_and_campaigns_report_what_the_budgets_allow(tmp_path, monkeypatc
         other = [Document(f"o{i}", f"minutes of meeting {i}") for i in range(3)]
         with open_app() as app:
             asyncio.run(app.guard.add([hits(1)[0].document, *other]))
-            asyncio.run(app.guard.ask(Query(QUESTION, groups=STRANGER)))
+            asyncio.run(app.guard.ask(Query(QUESTION, groups=NO_GROUPS)))
             facts = OwnSystem(
                 app, Rag(BagOfWords(), app.index, CachedGenerator(Parrot(), None, "")), "default", tmp_path, {}
             )
@@ -445,7 +447,7 @@ def test_doctor_and_campaigns_report_what_the_budgets_allow(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("options", [{"epsilon": 8.0, "words": 5}, {"break_glass": 1}])
-def test_the_lab_has_budgets_of_its_own(options, tmp_path):
+def test_lab_uses_separate_budgets(options, tmp_path):
     section = {"defenses": [{"use": "quorum", "floor": 0.3, "jitter": 1, **options}]}
     section |= {"audience": {"unentitled": "quorum"}}
     store = {"use": "sql", "path": str(tmp_path / "events.db")}
@@ -455,33 +457,33 @@ def test_the_lab_has_budgets_of_its_own(options, tmp_path):
         asyncio.run(Guard(bare, []).add([hit.document for hit in hits(40 if "epsilon" in options else 1)]))
         guard = TargetFactory(config, tmp_path, bare, None).guard()
         assert guard.defenses[0].compares_clients and not Quorum(jitter=1).compares_clients
-        query = Query(QUESTION, groups=STRANGER)
+        query = Query(QUESTION, groups=NO_GROUPS)
         first, second = (asyncio.run(guard.ask(replace(query, text=f"{QUESTION}{i * '?'}"))) for i in (0, 1))
         fresh = asyncio.run(TargetFactory(config, tmp_path, bare, None).guard().ask(query))
     assert "1932" in first.text and second.text == UNKNOWN and "1932" in fresh.text
     assert not (tmp_path / "events.db").exists()
 
 
-def test_the_advantage_of_break_glass_is_the_share_that_was_opened():
-    """Against a simulated attacker who calls opened units members and draws lots for the rest."""
+def test_advantage_of_break_glass_is_the_share_of_units_with_an_answer():
+    """Simulates an attacker that predicts membership for answered units and guesses for the others."""
     rng = random.Random(1)
     opened = set(range(30))
     hits_ = sum(rng.randrange(100) in opened or rng.random() < 0.5 for _ in range(20_000)) / 20_000
     assert hits_ - 0.5 <= break_glass_advantage(30, 100) + 0.01
-    certain = sum(rng.randrange(100) in opened for _ in range(20_000)) / 20_000  # never guesses: no false positive
+    certain = sum(rng.randrange(100) in opened for _ in range(20_000)) / 20_000  # no guesses: no false positive
     assert certain == pytest.approx(break_glass_advantage(30, 100), abs=0.02)
-    assert break_glass_advantage(3, 2) == 1.0  # sources that were removed since
+    assert break_glass_advantage(3, 2) == 1.0  # some sources were removed afterwards
     assert break_glass_advantage(3, 0) == 1.0 and break_glass_advantage(0, 0) == 0.0
 
 
-# An attack on the bound
+# Empirical attack on the bound
 
 
-async def inline(function, *given):
+async def run_inline(function, *given):
     return function(*given)
 
 
-class Endless(Memory):
+class UnlimitedBudget(Memory):
     """Charges nothing."""
 
     def acquire(self, wanted):
@@ -489,7 +491,7 @@ class Endless(Memory):
 
 
 async def released(histogram, most, store, member, questions):
-    """Number of the unit's keywords that one session sees. Each question has other units of its own."""
+    """Number of keywords of the unit released in one session; each question has different other units."""
     said = [Word(f"word{j}") for j in range(histogram.words)]
     others = round(histogram.threshold) - 1
     answers = PrivateAnswers(histogram, Ledger(store, "dp", most, 30))
@@ -502,7 +504,7 @@ async def released(histogram, most, store, member, questions):
 
 
 def refuted_epsilon(histogram, most, store=Memory, questions=16, sessions=500):
-    """A lower bound on epsilon, wrong with probability 1e-4: chooses an event on one half, measures it on the other."""
+    """A lower bound on epsilon with error probability 1e-4: one half selects the event, the other measures it."""
 
     async def run():
         return [
@@ -525,20 +527,20 @@ def refuted_epsilon(histogram, most, store=Memory, questions=16, sessions=500):
 @pytest.fixture
 def seeded(monkeypatch):
     monkeypatch.setattr("secrets.randbits", random.Random(5).getrandbits)
-    monkeypatch.setattr("casemate.guard.defenses.quorum.ledger.asyncio.to_thread", inline)
+    monkeypatch.setattr("casemate.guard.defenses.quorum.ledger.asyncio.to_thread", run_inline)
 
 
 ATTACKED = (1.0, 0.1, 4)
-"""A large delta, so that few supporters suffice and the attack has power."""
+"""A large delta: few supporters are sufficient, so the attack has power."""
 
 
 @pytest.mark.slow
-def test_the_attack_does_not_refute_the_bound(seeded):
+def test_attack_does_not_refute_the_bound(seeded):
     histogram = PrivateHistogram.of(*ATTACKED)
     assert refuted_epsilon(histogram, histogram.most) <= 1.0
 
 
-def test_the_attack_refutes_too_little_noise(seeded):
+def test_attack_refutes_the_bound_with_too_little_noise(seeded):
     histogram = PrivateHistogram.of(*ATTACKED)
     assert refuted_epsilon(histogram, histogram.most, questions=1) <= 1.0
     weak = replace(histogram, sigma=histogram.sigma / 5)
@@ -546,13 +548,13 @@ def test_the_attack_refutes_too_little_noise(seeded):
 
 
 @pytest.mark.slow
-def test_the_attack_refutes_budgets_that_are_not_charged(seeded):
+def test_attack_refutes_the_bound_without_charged_budgets(seeded):
     histogram = PrivateHistogram.of(*ATTACKED)
-    assert refuted_epsilon(histogram, histogram.most, Endless) > 1.0
+    assert refuted_epsilon(histogram, histogram.most, UnlimitedBudget) > 1.0
 
 
 @pytest.mark.slow
-def test_the_attack_refutes_unbounded_contributions(seeded):
+def test_attack_refutes_the_bound_with_unbounded_contributions(seeded):
     wide = replace(PrivateHistogram.of(*ATTACKED), words=15)
     assert refuted_epsilon(wide, 10_000) > 1.0
 
@@ -564,7 +566,7 @@ TARGET = [([("source", "target"), ("author", "ito")], 1)]
 
 
 @pytest.mark.parametrize("budget", [7])
-def test_spent_budgets_survive_a_restart_and_are_shared(url, budget):
+def test_spent_budgets_persist_over_a_restart_and_are_shared(url, budget):
     with closing(SqlEventStore(url)) as one, closing(SqlEventStore(url)) as two:
         ledgers = [Ledger(store, "dp", budget, 30) for store in (one, two)]
         assert asyncio.run(ledgers[0].spend("t", [([("source", "a")], 5)])) == [5]
@@ -579,47 +581,47 @@ def test_spent_budgets_survive_a_restart_and_are_shared(url, budget):
     assert Ledger(None, "dp", budget, 30).spent() == []
 
 
-def answer_until_refused(url, budget, said, late):
-    """A gateway: charges one keyword, then answers by writing a byte."""
+def answer_until_refused(url, budget, said, charge_late):
+    """Simulates a gateway: charges one keyword, then writes one byte as its answer."""
     with closing(SqlEventStore(url)) as store:
         ledger = Ledger(store, "dp", budget, 30)
         while True:
-            if late:
+            if charge_late:
                 os.write(said, b"x")
             try:
                 granted = asyncio.run(ledger.spend("t", TARGET))
             except BackendError:
-                continue  # another process held the lock of the file for seconds: nothing was charged
+                continue  # another process locked the file for seconds; nothing was charged
             if granted == [0]:
                 return
-            if not late:
+            if not charge_late:
                 os.write(said, b"x")
 
 
-def gateway(url, budget, said, late=False):
+def gateway(url, budget, said, charge_late=False):
     child = os.fork()
     if child:
         return child
     try:
-        answer_until_refused(url, budget, said, late)
+        answer_until_refused(url, budget, said, charge_late)
         os._exit(0)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
 
 
-def answers_of_killed_gateways(url, budget, path, kills, late=False):
-    """Answers that left three gateways, some of which were killed; then one more gateway uses up the rest."""
-    SqlEventStore(url).close()  # migrates once
+def answers_of_killed_gateways(url, budget, path, kills, charge_late=False):
+    """Number of answers of three gateways, some of which are killed and replaced, until the budget is used."""
+    SqlEventStore(url).close()  # migrates the schema once
     rng, codes = random.Random(3), []
     with path.open("ab", buffering=0) as said:
-        running = [gateway(url, budget, said.fileno(), late) for _ in range(3)]
+        running = [gateway(url, budget, said.fileno(), charge_late) for _ in range(3)]
         for _ in range(kills):
             time.sleep(rng.uniform(0.02, 0.1))
-            victim = running.pop(0)
-            os.kill(victim, signal.SIGKILL)
-            os.waitpid(victim, 0)
-            running.append(gateway(url, budget, said.fileno(), late))
+            killed = running.pop(0)
+            os.kill(killed, signal.SIGKILL)
+            os.waitpid(killed, 0)
+            running.append(gateway(url, budget, said.fileno(), charge_late))
         codes = [os.waitpid(child, 0)[1] for child in running]
     assert codes == [0, 0, 0]
     with closing(SqlEventStore(url)) as store:
@@ -629,13 +631,13 @@ def answers_of_killed_gateways(url, budget, path, kills, late=False):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks processes")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_killed_gateways_never_answer_beyond_the_budget(url, tmp_path):
-    """And each kill loses at most the one charge that was in flight."""
+def test_killed_gateways_never_exceed_the_budget(url, tmp_path):
+    """Each kill loses at most one pending charge."""
     said = answers_of_killed_gateways(url, 400, tmp_path / "said", 5)
     assert 400 - 5 <= said <= 400
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks processes")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_gateway_that_charges_after_the_answer_would_exceed_it(tmp_path):
-    assert answers_of_killed_gateways(f"sqlite:///{tmp_path}/e.db", 50, tmp_path / "said", 1, late=True) > 50
+def test_gateway_that_charges_after_the_answer_exceeds_the_budget(tmp_path):
+    assert answers_of_killed_gateways(f"sqlite:///{tmp_path}/e.db", 50, tmp_path / "said", 1, charge_late=True) > 50

@@ -1,4 +1,4 @@
-"""Recorded answers of a real model to questions with redundancy: replayed without it, against published figures."""
+"""Replay of recorded answers of a real model to questions with redundancy, compared with published figures."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def asked(*isolated, plain="Ann Orr built it."):
     return Asked("synthetic", CASE, 0, plain, isolated)
 
 
-def test_the_synthetic_collection_has_the_stated_redundancy():
+def test_synthetic_collection_has_the_stated_redundancy():
     documents, cases = synthetic(2, (1, 3, 8))
     assert len(documents) == 2 * (1 + 3 + 8) and len(cases) == 2 * 2 * 3
     for case in cases:
@@ -38,25 +38,25 @@ def test_the_synthetic_collection_has_the_stated_redundancy():
         assert len(stating) == case.r
         assert not any(case.false in d.text for d in documents)
     groups, contained = copy_groups([d.text for d in documents])
-    assert max(Counter(groups).values()) == 1 and not contained  # no two are copies
+    assert max(Counter(groups).values()) == 1 and not contained  # no copies
 
 
-def test_compositions_by_hand():
+def test_compositions_equal_manual_results():
     row = asked("The mill was built by Ann Orr.", "Ann Orr and Kim built it.", "It was Kim, says Bo Lund.")
     found = compositions(row, 2)
     assert found["words"] == "ann orr kim"
-    assert found["span"] == "Ann Orr and Kim built"  # the order comes from one unit
+    assert found["span"] == "Ann Orr and Kim built"  # the order is that of one unit
     assert found["phrase"] == "Ann Orr"
     assert "Ann Orr" in found["compose"] and "Lund" not in str(found)
 
 
 @pytest.mark.parametrize("name", ["compose", "words", "span", "span, pairs", "phrase"])
-def test_no_composition_gives_what_one_unit_says(name):
+def test_no_composition_contains_statements_of_one_unit(name):
     row = asked("Ann Orr built it.", "The mill is the work of Bo Lund.", "")
     assert compositions(row, 2)[name] in (UNKNOWN, "")
 
 
-def test_tables_count_right_and_false_answers():
+def test_tables_count_correct_and_false_answers():
     rows = [asked("Ann Orr did.", "Ann Orr, they say."), asked("Bo Lund did.", "Bo Lund, they say.", plain="Bo Lund.")]
     found = tables(rows)["synthetic"]["poison 0"]
     assert found["plain"]["right"][:2] == [1, 2] and found["plain"]["false"][:2] == [1, 2]
@@ -65,7 +65,7 @@ def test_tables_count_right_and_false_answers():
     assert found["plain"]["right_by_r"] == {"2": [1, 2]}
 
 
-def test_recorded_answers_are_given_without_the_model(tmp_path):
+def test_replays_recorded_answers_without_the_model(tmp_path):
     file, prompt = tmp_path / "a.jsonl.gz", Prompt("Who?", (), "Be brief.")
     answer.write_lines(file, [{"model": "m"}, {"id": digest("Who?", [], "Be brief."), "answer": "Ann."}])
     model = RecordedModel(None, file, 8)
@@ -74,30 +74,30 @@ def test_recorded_answers_are_given_without_the_model(tmp_path):
         asyncio.run(join_stream(model.stream(Prompt("When?", (), "Be brief."))))
 
 
-def test_replay_gives_the_published_figures():
+def test_replay_equals_the_published_figures():
     published = json.loads((ROOT / "benchmarks/results/quorum_reader.json").read_text())["results"]
     about, rows = recorded(RECORDED / "reader_qwen0.5b.jsonl.gz")
     assert {"model", "digest", "dtype", "decoding", "prompts", "seed"} <= about.keys() and len(about["digest"]) == 64
     found = json.loads(json.dumps(tables(rows)))
-    assert "synthetic" in found  # SQuAD only where its data is
+    assert "synthetic" in found  # SQuAD only if its data is present
     assert found == {name: published["qwen0.5b"]["tables"][name] for name in found}
 
 
-def test_questions_and_gold_answers_of_squad_are_not_recorded():
-    """They are found by their id. Those of the synthetic collection are recorded."""
+def test_records_contain_no_questions_and_gold_answers_of_squad():
+    """SQuAD records have an id only; records of the synthetic collection contain the question."""
     row = asked("Ann Orr did.", plain="Yes.")
     packed = _packed(replace(row, corpus="squad"))
     assert packed["case"] == {"id": "x", "question": "", "answers": [], "false": "Bo Lund", "r": 2, "stated": None}
     assert _packed(row)["case"]["question"] == CASE.question
 
 
-def test_figures_of_an_attacker_with_every_other_document_by_hand():
+def test_summary_of_the_strongest_attacker_equals_manual_results():
     found = quorum._summary([[False, True, True], [False, False, False]])
     assert found["answers"][:2] == [2, 6] and found["members"] == [1, 2] and found["auc"][0] == 0.75
 
 
-def test_differing_answers_are_those_of_the_guard_without_the_unit(tmp_path):
-    """Against the product: two guards, one over the index without the unit."""
+def test_differing_answers_equal_those_of_two_guards(tmp_path):
+    """Compares with two guards, one of which has an index without the unit."""
     texts = [
         f"The harbor bridge opened in 19{i} near the {w} tower." for i, w in ((32, "red"), (32, "old"), (41, "red"))
     ]

@@ -1,4 +1,4 @@
-"""Quorum in scripts without spaces: what is released stands as a whole in enough units."""
+"""Quorum in scripts without spaces: each released phrase is contained as a whole in enough units."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ UNITS = st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=4, unique=True
 
 
 def own_text(i):
-    """Text of one unit alone, so that no two units are copies."""
+    """A unique text for each unit, so that no two are copies."""
     return "".join(chr(0x5000 + 97 * i + 5 * j) for j in range(14))
 
 
@@ -44,7 +44,7 @@ def texts_of(script, units):
     ]
 
 
-def every_phrase_stands_in_m_units(script, units, m):
+def check_every_phrase_is_in_m_units(script, units, m):
     texts = texts_of(script, units)
     said = answer(texts, question=QUESTIONS[script], quorum=Quorum(support=m, jitter=1))
     for phrase in [] if said == UNKNOWN else said.removesuffix(".").split("; "):
@@ -53,46 +53,46 @@ def every_phrase_stands_in_m_units(script, units, m):
 
 @given(SCRIPTS, UNITS, st.integers(2, 4))
 @settings(max_examples=150, deadline=None)
-def test_every_phrase_stands_as_a_whole_in_m_units(script, units, m):
-    every_phrase_stands_in_m_units(script, units, m)
+def test_every_phrase_is_contained_as_a_whole_in_m_units(script, units, m):
+    check_every_phrase_is_in_m_units(script, units, m)
 
 
-def test_phrases_of_fewer_units_are_noticed(monkeypatch):
+def test_phrase_check_fails_with_a_lower_threshold(monkeypatch):
     monkeypatch.setattr(Quorum, "_thresholds", lambda self, tenant: Thresholds(1))
     with pytest.raises(AssertionError):
-        every_phrase_stands_in_m_units("Chinese", [[0], [1]], 2)
+        check_every_phrase_is_in_m_units("Chinese", [[0], [1]], 2)
 
 
-def merged(names):
-    """Joins spans of which one ends as another begins: no unit needs to contain the result."""
+def join_overlapping(names):
+    """Joins spans that overlap at their ends; possibly no unit contains the result."""
     joined = {a + b[2:] for a in names for b in names if a[-2:] == b[:2] and a != b}
     return joined or names
 
 
-def test_spans_that_are_joined_from_overlapping_ones_are_noticed(monkeypatch):
+def test_phrase_check_fails_for_spans_joined_from_overlapping_ones(monkeypatch):
     units = [[0, 1], [0, 1], [1, 2], [1, 2]]
-    every_phrase_stands_in_m_units("Chinese", units, 2)
-    monkeypatch.setattr(release_module, "_longest", merged)
+    check_every_phrase_is_in_m_units("Chinese", units, 2)
+    monkeypatch.setattr(release_module, "_longest", join_overlapping)
     with pytest.raises(AssertionError):
-        every_phrase_stands_in_m_units("Chinese", units, 2)
+        check_every_phrase_is_in_m_units("Chinese", units, 2)
 
 
 @given(SCRIPTS, UNITS, st.integers(2, 3), st.integers(1, 3))
 @settings(max_examples=80, deadline=None)
-def test_a_unit_changes_the_answer_only_at_a_threshold(script, units, m, jitter):
+def test_unit_changes_the_answer_only_at_a_threshold(script, units, m, jitter):
     only_pivotal_units_change_the_answer(
         QUESTIONS[script], texts_of(script, units), m, jitter, lambda q, r: compose(q, r.levels)
     )
 
 
-def test_an_answer_by_counts_would_change_without_a_threshold():
+def test_answer_by_counts_changes_without_a_threshold():
     with pytest.raises(AssertionError):
         only_pivotal_units_change_the_answer(
             QUESTIONS["Thai"], texts_of("Thai", [[0]] * 7), 3, 1, lambda q, r: max(r.support.values())
         )
 
 
-def test_the_certificate_counts_units_of_a_span():
+def test_certificate_counts_units_of_a_span():
     said = [{Span("三十元"), Word("三十元")}] * 4 + [{Span("三十元")}]
     found = Release.of(said, Thresholds(2))
     assert found.supporters("三十元") == 5
@@ -101,14 +101,14 @@ def test_the_certificate_counts_units_of_a_span():
     assert Release.of([{Span("三十元")}], Thresholds(3)).certificate(())["added"] == 2
 
 
-def test_a_span_of_which_a_half_was_released_is_left_out():
+def test_omits_a_span_if_one_half_was_released():
     assert release_module._repeats("東京都庁", "これは東京都") and release_module._repeats("東京都庁", "都庁前")
     assert not release_module._repeats("東京都庁", "京都市") and not release_module._repeats("tower", "towers")
 
 
 @given(SCRIPTS, UNITS, st.integers(1, 8))
 @settings(max_examples=40, deadline=None)
-def test_a_unit_states_parts_of_at_most_four_clusters_for_each_keyword(script, units, most):
+def test_unit_states_parts_of_at_most_four_clusters_per_keyword(script, units, most):
     question = AskedQuestion.of(QUESTIONS[script])
     for text in texts_of(script, units):
         said = statements(question, best_sentences(question, text, "", 2), most)
@@ -118,7 +118,7 @@ def test_a_unit_states_parts_of_at_most_four_clusters_for_each_keyword(script, u
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_fact_of_m_units_is_released_and_one_of_fewer_is_not(language):
+def test_releases_a_fact_of_m_units_and_not_of_fewer(language):
     texts, rng, released = LANGUAGES[language], np.random.default_rng(3), 0
     for name in texts.names:
         fact, quorum = texts.facts[0], Quorum(support=3, jitter=1)
@@ -130,7 +130,7 @@ def test_a_fact_of_m_units_is_released_and_one_of_fewer_is_not(language):
     assert released >= 0.7 * len(texts.names)
 
 
-def test_units_of_measurement_in_the_question_stay_inside_a_span():
+def test_span_contains_units_of_measurement_of_the_question():
     question = AskedQuestion.of("สวนพฤกษศาสตร์เปิดกี่โมง")
     said = statements(question, read_text("สวนพฤกษศาสตร์เปิดแปดโมงครึ่ง"), 8)
     assert Span("แปดโมงครึ่ง") in said
@@ -145,7 +145,7 @@ def test_numbers_with_separators_are_one_cluster():
 
 @given(st.text("青a1,.'๑กรัิ์เสียงၿမ္မာကိုលស្រはさみビ一十Bק\u3099\u0300-", max_size=30))
 @settings(max_examples=200, deadline=None)
-def test_clusters_are_the_letters_of_a_run(text):
+def test_clusters_partition_the_letters_of_a_run(text):
     for run in (match[0] for match in WORD.finditer(text)):
         assert "".join(cluster.text for cluster in clusters(run)) == run
         assert sum(len(piece.clusters) for piece in pieces(run, frozenset())) <= len(clusters(run))
@@ -153,7 +153,7 @@ def test_clusters_are_the_letters_of_a_run(text):
             assert part in run
 
 
-def test_clusters_that_lose_a_mark_would_be_noticed():
-    """Then a span would stand in no text."""
+def test_clusters_keep_marks():
+    """Otherwise no text would contain the span."""
     assert [c.text for c in clusters("พ.ศ")] == ["พ.", "ศ"]
     assert clusters("橋") == (Cluster("橋", False, False),)
