@@ -153,6 +153,17 @@ def test_repeated_question_counts_as_evidence_once():
     assert level(limit) is SUSPECTED
 
 
+@pytest.mark.parametrize(("new", "expected"), [(1, ALARMED), (0, CLEAR)])
+def test_copy_of_known_chunks_and_a_new_one_is_evidence(new, expected):
+    """A crawler asks about what it knows, so few chunks of an answer are new. Without a new one, it is a repetition."""
+    limit = CrawlLimit()
+    for number in range(4):
+        ask(limit, [number], k=1)
+    for question in range(6):
+        ask(limit, [0, 1, 2, 3, 10 + question][: 4 + new])
+    assert level(limit) is expected
+
+
 def test_suspected_client_gets_at_most_the_exposure_share_of_a_chunk_in_total():
     limit = CrawlLimit(quote_words=10, short_quote_words=40, exposure=0.3, alarm=1e-9)
     quoted = {word for _ in range(4) for word in ask(limit, [0], k=1)[1].split()}

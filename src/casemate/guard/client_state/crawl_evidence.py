@@ -404,7 +404,7 @@ class CrawlEvidence:
             text: The text that was sent.
             disclosed: Disclosed words of each chunk of the context, one bit each, by ``text_name``.
             exposed: Names of the chunks disclosed above the allowed share.
-            limit_reached: Whether the answer reached the limit.
+            limit_reached: Whether the answer reached the limit, or copied as much, with words disclosed before.
             shortened: Whether the answer was cut; in observe mode, whether it would have been.
         """
         with self._lock:

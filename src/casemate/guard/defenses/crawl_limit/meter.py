@@ -219,7 +219,7 @@ class DisclosureMeter:
         self._hidden = self._find_hidden()
         new = self._credited()
         words = sum(bits.bit_count() for bits in new)
-        exposed, left = self._exposed(new)
+        exposed, left = self._exposed(new, self.before, self.beside)
         self.limit_reached = words > self.most_words or len(exposed) > self.most
         self.cut_by = self.cut_by or self._exceeded(words, exposed)
         if not self.cut:
@@ -287,20 +287,25 @@ class DisclosureMeter:
                 left -= part.bit_count()
         return hidden
 
-    def _exposed(self, new: Sequence[int]) -> tuple[list[str], float]:
+    def _exposed(self, new: Sequence[int], others: Sequence[int], beside: Sequence[int]) -> tuple[list[str], float]:
         """Returns the chunks with new words of which all answers together disclose more than the share.
 
         Words that the answer has in common with texts that were not in the context are chance, and do not count, also
         if an earlier answer disclosed them. Forms share most words; therefore a chunk also counts if an answer
         discloses nearly all words that only this chunk contains.
 
+        Args:
+            new: New words of each chunk in this answer.
+            others: Words in earlier answers.
+            beside: Words in answers that are not finished.
+
         Returns:
             These chunks, and the number of further words that may be disclosed until there is another one.
         """
         counter, share, exposed, least = self.counter, self.limit.exposure, list[str](), math.inf
-        parts = zip(self.names, new, self.before, self.beside, counter.lengths, counter.own, strict=True)
-        for number, (i, bits, before, beside, n, own) in enumerate(parts):
-            disclosed = bits | before | beside
+        parts = zip(self.names, new, map(or_, others, beside), counter.lengths, counter.own, strict=True)
+        for number, (i, bits, known, n, own) in enumerate(parts):
+            disclosed = bits | known
             left = share * n - disclosed.bit_count()
             if left < 0:
                 chance = counter.covered[number] & counter.common[number] & disclosed
@@ -313,10 +318,19 @@ class DisclosureMeter:
                 least = min(least, left)
         return exposed, least
 
+    def _is_copy(self) -> bool:
+        """Whether the answer copies more chunks than it may disclose, those disclosed before included, and a new one.
+
+        A crawler asks about what it knows, to find more. So its answers often have few new chunks.
+        """
+        nothing = [0] * len(self.names)
+        copied, _ = self._exposed(self._new(self.counter.credited, nothing), nothing, nothing)
+        return len(copied) > self.most and bool(self._exposed(self._credited(), self.before, self.beside)[0])
+
     def record(self) -> None:
         """Records the text that was sent, which may be less than the text that was generated, and closes the meter."""
         try:
-            text = "".join(self.sent)
+            text, limit_reached = "".join(self.sent), self.limit_reached or self._is_copy()
             if self.cut or self.counter.undecoded_letters:  # it may have ended before it was read
                 self.counter = DisclosureCounter(self.texts, self.query.text, self.unseen)
                 self.counter.read(text)
@@ -326,9 +340,9 @@ class DisclosureMeter:
             covered = self.counter.covered
             new = self._new(covered, self.disclosed)
             disclosed = {i: bits | added for i, bits, added in zip(self.names, covered, new, strict=True)}
-            exposed, _ = self._exposed(self._credited())
+            exposed, _ = self._exposed(self._credited(), self.before, self.beside)
             self._give(new)
-            self.limit.evidence.record_answer(self.query, text, disclosed, exposed, self.limit_reached, self.cut)
+            self.limit.evidence.record_answer(self.query, text, disclosed, exposed, limit_reached, self.cut)
             if self.cut:  # for the operator; the event above is what is kept
                 append(None, self.query, self._verdict())
         finally:
