@@ -1,4 +1,4 @@
-"""Extraction campaigns and re-indexing from the command line, on a clinic."""
+"""Extraction campaigns and re-indexing from the command line, on a fictional clinic."""
 
 import json
 
@@ -43,14 +43,14 @@ def test_crawlers_are_limited_and_resume(clinic):
     assert "rag_thief<small>20 questions, 1 client</small>" in files[0].read_text()
 
 
-def test_without_a_limit_crawlers_succeed_and_the_command_fails(clinic):
+def test_crawlers_succeed_without_a_limit_and_the_command_fails(clinic):
     (clinic / "bare.yaml").write_text(CONFIG.replace("[crawl_limit]", "[]"))
     done = casemate(clinic, "redteam", "crawl", "-c", "bare.yaml", "--attack", "rag_thief", code=1)
     assert done.stdout.startswith("FAIL")
     assert "unknown crawler 'thief'" in casemate(clinic, "redteam", "crawl", "--attack", "thief", code=2).stderr
 
 
-def test_a_space_is_fitted_listed_and_rolled_back(clinic):
+def test_a_reindexing_is_fitted_listed_and_rolled_back(clinic):
     first = casemate(clinic, "reindex", "--json")
     assert json.loads(first.stdout)["version"] == 1
     assert "not in guard.defenses" in first.stderr

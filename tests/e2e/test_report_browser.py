@@ -103,7 +103,7 @@ def test_filters_and_search_narrow_the_list(page):
 def test_a_session_shows_both_answers_with_withheld_documents_and_reasons(page):
     choose(page, "search", "notes/004")
     page.wait(f"{ROWS} === 1")
-    assert page.js("document.querySelectorAll('#explorer-list .turn').length") == 0  # built when opened
+    assert page.js("document.querySelectorAll('#explorer-list .turn').length") == 0  # created on opening
     page.click("#explorer-list summary")
     page.wait("document.querySelectorAll('#explorer-list .turn').length === 2")
     text = page.js("document.querySelector('#explorer-list .turn').innerText")
@@ -115,10 +115,10 @@ def test_a_session_shows_both_answers_with_withheld_documents_and_reasons(page):
     ):
         assert said in text
     tops = page.js("[...document.querySelectorAll('.turn .answer')].slice(0, 2).map((e) => e.offsetTop)")
-    assert tops[0] == tops[1]  # side by side
+    assert tops[0] == tops[1]  # adjacent
 
 
-def test_the_address_sets_filters(page, address):
+def test_url_parameters_set_the_filters(page, address):
     page.go("about:blank")
     page.go(f"{address}#attack=mba&outcome=protected&other=x")
     page.wait(f"{STATUS}.includes('sessions match')")
@@ -171,7 +171,7 @@ def test_layout_and_contrast_of_the_other_reports(page, pages, width, dark):
         assert page.js("document.querySelectorAll('h1').length") == 1, name
 
 
-def test_everything_is_reached_by_keyboard(page):
+def test_all_controls_are_reachable_by_keyboard(page):
     page.js("document.querySelector('[name=search]').focus()")
     page.type("notes/004")
     page.wait(f"{ROWS} === 1")
@@ -191,7 +191,7 @@ def test_everything_is_reached_by_keyboard(page):
 
 @pytest.mark.parametrize("width", [390, 1366, 3840])
 @pytest.mark.parametrize("dark", [False, True])
-def test_layout_contrast_and_names(page, address, width, dark):
+def test_layout_contrast_and_accessible_names(page, address, width, dark):
     page.look(width, dark=dark)
     page.go(address)
     page.js("document.querySelectorAll('#explorer-list details').forEach((d, i) => { d.open = i < 5; })")
