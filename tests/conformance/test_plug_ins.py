@@ -1,4 +1,4 @@
-"""Every built-in plug-in passes the conformance suite of its role; indexes have a file of their own.
+"""Every built-in plug-in passes the conformance suite of its role; indexes and defenses have files of their own.
 
 ``MAKERS`` builds a plug-in from a role and a name. A plug-in without an entry must work with its default options.
 """
@@ -49,7 +49,7 @@ DEAD = "http://127.0.0.1:9"
 
 
 def echo(question: str) -> str:
-    """A system that answers; used by the python target."""
+    """A system that answers, for the python target."""
     return f"You asked: {question}"
 
 
@@ -83,15 +83,15 @@ def entered(context: Any, request: pytest.FixtureRequest) -> Any:
 
 
 def default(role: str, name: str, request: pytest.FixtureRequest) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The plug-in with default options; an embedder option gets a stand-in."""
+    """The plug-in with default options; for an embedder option, a fake."""
     cls = plugins.load(role, name)
-    embedder = MiniLM() if role == "crawler" else BagOfWords()  # crawlers compare meanings
+    embedder = MiniLM() if role == "crawler" else BagOfWords()  # crawlers compare embeddings
     given = {field: embedder for field, kind in plugins.injected(cls).items() if kind is Embedder}
     return (cls(**given),), {}
 
 
 def worm(role, name, request):
-    """Few training questions: with the default of 3,000 for each command the check takes many minutes."""
+    """Uses few training questions; with the default of 3,000 per command the check takes many minutes."""
     return (plugins.load(role, name)(embedder=MiniLM(), suffix=4, training_questions=20),), {}
 
 
@@ -184,7 +184,7 @@ DIM, ROWS = 8, 60
 
 
 def rows() -> tuple[list[Document], np.ndarray]:
-    """Rows of a collection: ids are numbers, vectors have any length."""
+    """Rows of a collection, with numbers as ids and vectors of any length."""
     X = np.random.default_rng(1).standard_normal((ROWS, DIM)).astype(np.float32)
     return [Document(str(i), f"text {i}") for i in range(ROWS)], X
 
@@ -224,7 +224,7 @@ def milvus_collection(role, name, request):
 
 
 def local_collection(role, name, request):
-    """A collection in a folder, of a vendor's own package."""
+    """A collection in a folder, with a local package."""
     from tests.conformance import test_local_collections as local
 
     fill, make = {

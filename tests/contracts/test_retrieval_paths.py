@@ -1,4 +1,4 @@
-"""Each cell of the table of retrieval paths is what a test shows."""
+"""Each cell of the table of retrieval paths has a test."""
 
 from __future__ import annotations
 
