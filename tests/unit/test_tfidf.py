@@ -16,7 +16,7 @@ def reference(texts):
     return TfidfVectorizer(analyzer=words).fit_transform(texts)
 
 
-def test_cosines_equal_scikit_learn():
+def test_cosines_equal_those_of_scikit_learn():
     texts = [*TEXTS, "?!"]
     X, ours = reference(texts), TfIdf(texts)
     S = (X @ X.T).toarray()
@@ -28,13 +28,13 @@ def test_cosines_equal_scikit_learn():
     assert np.allclose([ours.dot(row) for row in dense], S, atol=1e-12)
 
 
-def test_mean_equals_numpy():
+def test_mean_row_equals_numpy():
     X, ours = reference(TEXTS), TfIdf(TEXTS)
     rows = np.arange(60) % 3 == 0
     assert sorted(ours.mean(rows)) == pytest.approx(sorted(X.toarray()[rows].mean(axis=0)), abs=1e-12)
 
 
-def test_near_duplicates_of_copied_texts():
+def test_copied_texts_are_near_duplicates():
     texts = [*TEXTS[:50], *(TEXTS[i] for i in (3, 7, 8))]
     X = reference(texts)
     S = (X @ X.T).toarray()
@@ -45,7 +45,7 @@ def test_near_duplicates_of_copied_texts():
 
 
 @given(st.lists(st.text("abcd ", max_size=12), min_size=1, max_size=12), st.sampled_from([0.3, 0.7, 0.95, 1.0]))
-def test_near_duplicates_equal_a_full_comparison(texts, threshold):
+def test_near_duplicates_equal_a_comparison_of_all_pairs(texts, threshold):
     if not any(words(text) for text in texts):
         texts = [*texts, "a"]
     S = (reference(texts) @ reference(texts).T).toarray()

@@ -16,7 +16,7 @@ def documents():
     return topical()
 
 
-def test_a_topic_map_is_an_svg_file_with_every_drawn_chunk_and_both_figures(documents):
+def test_a_topic_map_is_an_svg_file_with_every_chunk_and_both_metrics(documents):
     E = BagOfWords().embed([d.content for d in documents])
     labels = np.array([NOISE if i % 9 == 0 else i % TOPICS for i in range(len(E))])
     text = picture(E, apply_map(E, drawn(documents, BagOfWords()).weights), labels)

@@ -1,4 +1,4 @@
-"""The turn in Haystack: hybrid pipelines, joiners and agents' pipelines."""
+"""Turns in Haystack: hybrid pipelines, joiners, and pipelines of agents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ calibration = wrappers.calibration
 
 @pytest.fixture
 def leg(calibration):
-    """A guarded retriever that remembers nothing about its clients, so that only the turn connects queries."""
+    """A guarded retriever without client state, so that only the turn connects queries."""
     settings = config(defenses=[mirabel(calibration=calibration, session_hours=0)])
     inner = InMemoryEmbeddingRetriever(filled(), top_k=3)
     made = GuardedHaystackRetriever(inner, Embedder(), config=settings, fit=False)
@@ -101,8 +101,8 @@ def test_an_agent_with_a_pipeline_as_its_tool_is_guarded_within_a_turn(leg):
     from haystack.tools import Tool
 
     @component
-    class Scripted:
-        """Calls the tool with a weaker query, then ends."""
+    class ScriptedGenerator:
+        """Calls the tool with a weaker query, then finishes."""
 
         @component.output_types(replies=list[ChatMessage])
         def run(self, messages: list[ChatMessage], tools: list | None = None):
@@ -118,7 +118,7 @@ def test_an_agent_with_a_pipeline_as_its_tool_is_guarded_within_a_turn(leg):
     tool = Tool("search", "Searches.", schema, search)
     found = []
     for question in (None, text_of("d4")):
-        agent = Agent(chat_generator=Scripted(), tools=[tool])
+        agent = Agent(chat_generator=ScriptedGenerator(), tools=[tool])
         with turn(question) if question else nullcontext():
             messages = agent.run(messages=[ChatMessage.from_user(text_of("d4"))])["messages"]
         (result,) = [m.tool_call_result.result for m in messages if m.tool_call_results]

@@ -1,4 +1,4 @@
-"""State about clients: expiry, bounds, sharing and restarts."""
+"""State per client: expiry, size limits, sharing between processes, and restarts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_source_is_withheld_from_that_client_of_that_tenant_only(clock):
     assert [len(held.sources("t", f"{'long' * 50} {name}")) for name in "ab"] == [1, 0]
 
 
-def test_withholding_ends_with_the_session_and_is_not_prolonged_by_questions(clock):
+def test_withholding_ends_with_the_session_and_questions_do_not_extend_it(clock):
     held = WithheldDocuments("mirabel", HOUR)
     held.add("t", "anna", "d1")
     clock.at += HOUR / 2
@@ -66,7 +66,7 @@ def test_withholding_ends_with_the_session_and_is_not_prolonged_by_questions(clo
     assert held.sources("t", "anna") == frozenset()
 
 
-def test_without_hours_nothing_is_withheld_later(clock):
+def test_with_zero_session_hours_no_document_stays_withheld(clock):
     store = Memory()
     held = WithheldDocuments("mirabel", 0.0, store)
     held.add("t", "anna", "d1")
@@ -102,7 +102,7 @@ def test_concurrent_evidence_is_not_lost():
 
 
 @pytest.mark.parametrize("use", [lambda held: held.sources("t", "a"), lambda held: held.add("t", "a", "d1")])
-def test_least_recently_used_client_is_forgotten_first(use, clock, monkeypatch):
+def test_the_least_recently_used_client_is_evicted_first(use, clock, monkeypatch):
     monkeypatch.setattr(withheld_documents, "MAX_CLIENTS", 3)
     held = WithheldDocuments("mirabel", HOUR)
     for client in ("a", "b", "c"):
@@ -112,8 +112,8 @@ def test_least_recently_used_client_is_forgotten_first(use, clock, monkeypatch):
     assert [bool(held.sources("t", c)) for c in "abcd"] == [True, False, True, True]
 
 
-def test_questions_alone_displace_no_client(clock, monkeypatch):
-    """Otherwise an attacker could ask under many names until its withheld documents are forgotten."""
+def test_questions_without_withheld_documents_evict_no_client(clock, monkeypatch):
+    """Otherwise an attacker could evict its own state with questions under many client names."""
     monkeypatch.setattr(withheld_documents, "MAX_CLIENTS", 3)
     held = WithheldDocuments("mirabel", HOUR)
     held.add("t", "anna", "d1")
@@ -144,7 +144,7 @@ def test_state_is_shared_with_other_processes(clock):
     assert there.sources("t", "anna") == frozenset()
     for held in (here, there, another):
         follow(held)
-        follow(held)  # events are applied once
+        follow(held)  # each event is applied once
     assert there.sources("t", "anna") == here.sources("t", "anna") == {"d1"}
     assert there.evidence("t", "anna", "d2") == here.evidence("t", "anna", "d2") == pytest.approx(21.0)
     assert another.sources("t", "anna") == frozenset()
@@ -195,27 +195,27 @@ def test_withheld_sources_are_restored_after_a_restart(clock):
     assert held.sources("u", "anna") == {"d4"}
     assert held.evidence("t", "anna", "d6") == 5
     clock.at += 11
-    assert held.sources("t", "anna") == {"d2"}  # from the time of the flag, not from the restart
+    assert held.sources("t", "anna") == {"d2"}  # relative to the time of the flag, not of the restart
 
 
 def test_poll_reads_one_session_and_then_new_events_only(clock):
-    class Counting(Memory):
+    class CountingStore(Memory):
         asked = []
 
         def read_since(self, kind, after, since=None):
             self.asked.append((kind, after, since.timestamp()))
             return [], 5
 
-    held = WithheldDocuments("mirabel", HOUR, Counting())
+    held = WithheldDocuments("mirabel", HOUR, CountingStore())
     for _ in range(2):
         follow(held)
-    assert Counting.asked == [("session", 0, clock.at - HOUR), ("session", 5, clock.at - HOUR)]
+    assert CountingStore.asked == [("session", 0, clock.at - HOUR), ("session", 5, clock.at - HOUR)]
 
 
 def test_failed_poll_is_repeated(clock):
-    """Silently lost state would reveal withheld documents."""
+    """Lost state would reveal withheld documents without an error."""
 
-    class Late(Memory):
+    class FailsOnce(Memory):
         failures = 2
 
         def read_since(self, kind, after, since=None):
@@ -224,7 +224,7 @@ def test_failed_poll_is_repeated(clock):
                 raise BackendError("locked", backend="memory", retryable=True)
             return super().read_since(kind, after, since)
 
-    store = Late()
+    store = FailsOnce()
     store.append(event(clock, ["d1"]))
     held = WithheldDocuments("mirabel", HOUR, store)
     for _ in range(2):
@@ -234,7 +234,7 @@ def test_failed_poll_is_repeated(clock):
     assert held.sources("t", "anna") == {"d1"}
 
 
-def test_restart_with_a_real_store(tmp_path):
+def test_state_is_restored_after_a_restart_with_a_sql_store(tmp_path):
     store = SqlEventStore(path=tmp_path / "events.db")
     before = WithheldDocuments("mirabel", HOUR, store)
     before.add("t", "anna", "d1")
