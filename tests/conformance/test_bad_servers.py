@@ -37,7 +37,7 @@ from casemate.guard.guard import Guard
 from casemate.protocols import Index
 from casemate.rag.pipeline import Rag
 from casemate.types import Document, Query, Secret
-from tests.bad_servers import Gate, odd_milvus, silent_server, web_server
+from tests.bad_servers import ServerProxy, faulty_milvus, silent_server, web_server
 from tests.fakes import BagOfWords, Parrot
 from tests.postgres import database as new_database
 from tests.postgres import sql as execute
@@ -161,7 +161,7 @@ MILVUS = [
 @pytest.mark.parametrize("store", ["milvus", "milvus_collection"])
 @pytest.mark.parametrize(("answers", "other", "retryable", "says"), MILVUS)
 def test_errors_of_a_milvus_server(store, answers, other, retryable, says, tmp_path, caplog) -> None:
-    with odd_milvus(answers, other, "not for anna:s3cret") as port:
+    with faulty_milvus(answers, other, "not for anna:s3cret") as port:
         assert_fails(lambda: make_index(store, port, tmp_path).open("test", DIM), store, retryable=retryable, says=says)
     assert "s3cret" not in caplog.text
 
@@ -184,10 +184,10 @@ def socket_path(url: str) -> str:
 @pytest.fixture
 def database(postgres_url: str) -> Iterator[tuple[str, int]]:
     """Name of a database without pgvector, and the port of a proxy to its server."""
-    gate = Gate(socket_path(postgres_url))
+    proxy = ServerProxy(socket_path(postgres_url))
     with new_database(postgres_url) as url:
-        yield url.partition("?")[0].rpartition("/")[2], gate.port
-        gate.shut()
+        yield url.partition("?")[0].rpartition("/")[2], proxy.port
+        proxy.crash()
 
 
 def sql(url: str, name: str, *statements: str) -> None:
@@ -261,8 +261,8 @@ def test_a_pgvector_without_hnsw_supports_exact_search_only(postgres_url, databa
 class Case:
     """An open index with ``DOCUMENTS`` behind a proxy, and a guard in front of it."""
 
-    def __init__(self, store: str, index: Index, gate: Gate) -> None:
-        self.store, self.index, self.gate = store, index, gate
+    def __init__(self, store: str, index: Index, proxy: ServerProxy) -> None:
+        self.store, self.index, self.proxy = store, index, proxy
         # A busy machine may exceed SHORT_TIMEOUT_S here, so the tested timeout starts later.
         self.guard = eventually(lambda: Guard(Rag(EMBEDDER, index, Parrot()), ()))  # opens the index
         eventually(self._fill)
@@ -317,9 +317,9 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
         if "qdrant" in store:
             wire = stack.enter_context(qdrant_wire())
             wire.key = "s3cret"
-            behind, name = wire.port, in_qdrant(wire) if store in ATTACHED else "ours"
+            upstream, name = wire.port, in_qdrant(wire) if store in ATTACHED else "ours"
         elif "milvus" in store:
-            behind = int(request.getfixturevalue("milvus_url").rpartition(":")[2])
+            upstream = int(request.getfixturevalue("milvus_url").rpartition(":")[2])
             name = request.getfixturevalue("theirs_in_milvus") if store in ATTACHED else f"i{uuid.uuid4().hex}"
             options = {"timeout_s": LONG_TIMEOUT_S}
         else:
@@ -328,31 +328,31 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
             rows = zip(DOCUMENTS, EMBEDDER.embed([d.content for d in DOCUMENTS]), strict=True)
             values = ", ".join(f"({d.id}, '{d.text}', '{v.tolist()}')" for d, v in rows)
             sql(url, database, "CREATE EXTENSION vector", table, f"INSERT INTO theirs VALUES {values}")
-            behind, name = socket_path(url), "theirs" if store in ATTACHED else "ours"
+            upstream, name = socket_path(url), "theirs" if store in ATTACHED else "ours"
             options = {"user": "postgres", "database": database}
-        gate = Gate(behind)
-        stack.callback(gate.shut)
-        case = Case(store, make_index(store, gate.port, tmp_path, name, **options), gate)
+        proxy = ServerProxy(upstream)
+        stack.callback(proxy.crash)
+        case = Case(store, make_index(store, proxy.port, tmp_path, name, **options), proxy)
         stack.callback(case.index.close)
         yield case
 
 
 def test_the_guard_fails_closed_if_a_server_hangs(case) -> None:
     case.wait(SHORT_TIMEOUT_S)
-    case.gate.silent.set()
+    case.proxy.silent.set()
     for _ in range(2):
         assert_fails(case.ask, case.store, retryable=True)
-    case.gate.silent.clear()
+    case.proxy.silent.clear()
     case.wait(LONG_TIMEOUT_S)
     assert eventually(case.ask) == "1"
 
 
 def test_the_guard_fails_closed_if_a_server_stops_during_a_search(case) -> None:
     case.wait(SHORT_TIMEOUT_S)
-    case.gate.dying.set()
+    case.proxy.dying.set()
     for _ in range(2):  # during the answer, and after the server stopped
         assert_fails(case.ask, case.store, retryable=True)
-    case.gate.open()
+    case.proxy.open()
     case.wait(LONG_TIMEOUT_S)
     assert eventually(case.ask) == "1"
 
@@ -369,7 +369,7 @@ def test_a_scan_fails_with_the_server_and_an_attached_scan_resumes(case, how, mo
     def fail(rows: int) -> None:
         seen.append(rows)
         if rows >= 14:
-            getattr(case.gate, how).set()
+            getattr(case.proxy, how).set()
 
     def scan() -> int:
         if isinstance(case.index, AttachedIndex):
@@ -383,8 +383,8 @@ def test_a_scan_fails_with_the_server_and_an_attached_scan_resumes(case, how, mo
     assert_fails(scan, case.store, retryable=True)
     assert 14 <= seen[-1] < N
     if how == "dying":
-        case.gate.open()
-    case.gate.silent.clear()
+        case.proxy.open()
+    case.proxy.silent.clear()
     case.wait(LONG_TIMEOUT_S)
     if isinstance(case.index, AttachedIndex):
         assert eventually(lambda: case.index.attach().rows) == N
@@ -408,7 +408,7 @@ def eventually(call: Callable[[], Any]) -> Any:
 def test_the_guard_fails_closed_if_qdrant_rejects_requests(store, status, tmp_path) -> None:
     with qdrant_wire() as wire:
         wire.key = "s3cret"
-        case = Case(store, make_index(store, wire.port, tmp_path, in_qdrant(wire)), Gate(wire.port))
+        case = Case(store, make_index(store, wire.port, tmp_path, in_qdrant(wire)), ServerProxy(wire.port))
         wire.fault = status, b"<html>closed</html>"
         assert_fails(case.ask, store, retryable=status == 500)
         case.index.close()

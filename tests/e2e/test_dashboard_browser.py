@@ -15,7 +15,7 @@ from casemate.redteam.reporting.files import write_report
 from tests.browser import CONTRAST, Browser, axe, chromium
 from tests.campaigns import campaign, sessions
 from tests.gateways import serving
-from tests.seeded_clinic import live_through, settle
+from tests.seeded_clinic import prepare_clinic, simulate_day
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium() is None, reason="there is no Chromium; set CHROMIUM")]
 SCREENS = {"desk": 1366, "phone": 390, "wall": 3840}
@@ -45,8 +45,8 @@ CLIPPED = """
 @pytest.fixture(scope="module")
 def clinic(tmp_path_factory):
     """A short day at the fictional clinic, without the red team."""
-    settings = settle(tmp_path_factory.mktemp("clinic"), notes=60)
-    live_through(settings, redteam=False, notes=60)
+    settings = prepare_clinic(tmp_path_factory.mktemp("clinic"), notes=60)
+    simulate_day(settings, redteam=False, notes=60)
     return settings
 
 
@@ -71,7 +71,7 @@ def browser():
 def logged_in(browser, gateway):
     """A logged-in browser. Script errors and policy violations fail the test."""
     url, admin, _, _ = gateway
-    browser.look(1366)
+    browser.set_screen(1366)
     browser.problems.clear()
     browser.go(f"{url}/dashboard/alerts")
     if "Log in" in browser.text():
@@ -156,7 +156,7 @@ def test_a_chart_bar_opens_its_verdicts_by_keyboard(logged_in, gateway):
     assert logged_in.js("document.querySelectorAll('#found tbody tr').length") == int(wanted)
 
 
-def test_all_sources_of_the_quarantine_are_dropped_at_once(logged_in, gateway):
+def test_all_sources_of_the_quarantine_are_dropped_together(logged_in, gateway):
     logged_in.go(f"{gateway[0]}/dashboard/quarantine")
     logged_in.click("#bulk [data-all]")
     boxes = "[...document.querySelectorAll('input[form=bulk]')]"
@@ -167,7 +167,7 @@ def test_all_sources_of_the_quarantine_are_dropped_at_once(logged_in, gateway):
 
 @pytest.mark.parametrize("screen", SCREENS)
 def test_no_page_is_wider_than_the_screen(logged_in, gateway, screen):
-    logged_in.look(SCREENS[screen])
+    logged_in.set_screen(SCREENS[screen])
     for page in PAGES:
         logged_in.go(f"{gateway[0]}/dashboard/{page}")
         assert logged_in.js("document.documentElement.scrollWidth <= innerWidth"), page
@@ -178,7 +178,7 @@ def test_no_page_is_wider_than_the_screen(logged_in, gateway, screen):
 def test_no_column_of_the_verdicts_is_clipped(logged_in, gateway, screen):
     url, _, client, _ = gateway
     ask(url, client, f"Is this record in your files? {case_notes(60)[12][1]}", user="f3" * 24)
-    logged_in.look(SCREENS[screen])
+    logged_in.set_screen(SCREENS[screen])
     for page in ("", "verdicts", "verdicts?outcome=flagged", "requests", "clients", "enforcement", "documents"):
         logged_in.go(f"{url}/dashboard/{page}")
         assert logged_in.js(CLIPPED) == [], page
@@ -186,7 +186,7 @@ def test_no_column_of_the_verdicts_is_clipped(logged_in, gateway, screen):
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_texts_have_enough_contrast_in_light_and_dark_mode(logged_in, gateway, dark):
-    logged_in.look(1366, dark=dark)
+    logged_in.set_screen(1366, dark=dark)
     for page in PAGES:
         logged_in.go(f"{gateway[0]}/dashboard/{page}")
         assert logged_in.js(CONTRAST) == [], page
@@ -196,7 +196,7 @@ def test_texts_have_enough_contrast_in_light_and_dark_mode(logged_in, gateway, d
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("dark", [False, True])
 def test_axe_finds_no_violation(logged_in, gateway, screen, dark):
-    logged_in.look(SCREENS[screen], dark=dark)
+    logged_in.set_screen(SCREENS[screen], dark=dark)
     details = (
         "verdicts/"
         + logged_in.js("fetch('/dashboard/verdicts').then((r) => r.text()).then((t) => t.match(/id=\"v-([^\"]+)/)[1])"),

@@ -37,7 +37,14 @@ from casemate.reindexing.retrieval_quality import found_in_top_k
 from casemate.runtime.executor import LocalExecutor
 from casemate.system import EmbeddingTask
 from casemate.types import Document
-from tests.cluster_tasks import Dots, Fatal, Plus, environment_of, patient, refuse
+from tests.cluster_tasks import (
+    AddsShared,
+    DotProducts,
+    KillsWorker,
+    environment_of,
+    raise_backend_error,
+    slow_every_third,
+)
 from tests.unit.folder_collection import FolderCollection
 
 pytestmark = [
@@ -143,35 +150,35 @@ class TestMap:
     def test_results_are_in_order_and_items_are_read_lazily(self, cluster):
         taken = []
         came = []
-        for number, _ in cluster.map(patient, (taken.append(i) or i for i in range(20))):
+        for number, _ in cluster.map(slow_every_third, (taken.append(i) or i for i in range(20))):
             came.append(number)
             assert len(taken) <= len(came) + module.TASKS_PER_WORKER * cluster.workers
         assert came == list(range(20))
 
     def test_closing_the_iterator_stops_the_work(self, cluster):
         came = []
-        for number, _ in cluster.map(patient, range(1000), lambda: len(came) > 3):
+        for number, _ in cluster.map(slow_every_third, range(1000), lambda: len(came) > 3):
             came.append(number)
         assert came == list(range(len(came)))
         assert len(came) < 30
 
     def test_a_task_is_retried_after_its_worker_is_killed(self, cluster, tmp_path):
-        assert list(cluster.map(Fatal(tmp_path), range(8))) == [i * i for i in range(8)]
+        assert list(cluster.map(KillsWorker(tmp_path), range(8))) == [i * i for i in range(8)]
         assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "5"]
 
     def test_a_task_that_kills_every_worker_fails(self, cluster, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "MAX_DEATHS", 2)
         with pytest.raises(BackendError, match="2 workers died on the same task"):
-            list(cluster.map(Fatal(tmp_path, bad=2), range(4)))
+            list(cluster.map(KillsWorker(tmp_path, bad=2), range(4)))
 
     def test_exceptions_of_tasks_are_raised(self, cluster):
         with pytest.raises(BackendError, match="no [012] here") as caught:
-            list(cluster.map(refuse, range(3)))
+            list(cluster.map(raise_backend_error, range(3)))
         assert (caught.value.backend, caught.value.retryable) == ("fake", True)
 
     def test_a_shared_value_reaches_the_workers(self, cluster):
         shared = cluster.share(np.arange(1000))
-        added = list(cluster.map(Plus(shared), range(3)))
+        added = list(cluster.map(AddsShared(shared), range(3)))
         assert [a[999] for a in added] == [999, 1000, 1001]
 
     def test_workers_send_no_usage_statistics(self, cluster):
@@ -194,7 +201,7 @@ class TestMap:
         rng = np.random.default_rng(4)
         E, Q = (unit(rng.standard_normal((n, 16)).astype(np.float32)) for n in (500, 200))
         own = [np.array([i, i + 250]) for i in range(200)]
-        one, many = (found_in_top_k(Dots(s.share(E)), Q, own, 5, s) for s in (LocalExecutor(), cluster))
+        one, many = (found_in_top_k(DotProducts(s.share(E)), Q, own, 5, s) for s in (LocalExecutor(), cluster))
         assert np.array_equal(one, many)
         assert 0 < one.sum() < 200
 

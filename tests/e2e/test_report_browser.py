@@ -71,7 +71,7 @@ def browser():
 
 @pytest.fixture
 def page(browser, address):
-    browser.look(1366)
+    browser.set_screen(1366)
     browser.go(address)
     yield browser
     assert browser.problems == []
@@ -150,7 +150,7 @@ def test_a_crawl_is_explored_question_by_question(page, tmp_path):
 @pytest.mark.parametrize("width", [390, 1366, 3840])
 @pytest.mark.parametrize("dark", [False, True])
 def test_axe_finds_no_violation(page, address, pages, width, dark):
-    page.look(width, dark=dark)
+    page.set_screen(width, dark=dark)
     for name, one in {"report": address, **pages}.items():
         page.go(one)
         page.js("document.querySelectorAll('details').forEach((d, i) => { d.open = i < 5; })")
@@ -163,7 +163,7 @@ def test_axe_finds_no_violation(page, address, pages, width, dark):
 @pytest.mark.parametrize("width", [390, 1366, 3840])
 @pytest.mark.parametrize("dark", [False, True])
 def test_layout_and_contrast_of_the_other_reports(page, pages, width, dark):
-    page.look(width, dark=dark)
+    page.set_screen(width, dark=dark)
     for name, one in pages.items():
         page.go(one)
         assert page.js("document.documentElement.scrollWidth <= innerWidth"), name
@@ -192,7 +192,7 @@ def test_all_controls_are_reachable_by_keyboard(page):
 @pytest.mark.parametrize("width", [390, 1366, 3840])
 @pytest.mark.parametrize("dark", [False, True])
 def test_layout_contrast_and_accessible_names(page, address, width, dark):
-    page.look(width, dark=dark)
+    page.set_screen(width, dark=dark)
     page.go(address)
     page.js("document.querySelectorAll('#explorer-list details').forEach((d, i) => { d.open = i < 5; })")
     page.wait("document.querySelectorAll('#explorer-list .turn').length >= 5")

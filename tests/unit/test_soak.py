@@ -36,10 +36,7 @@ def leaks(*told, withheld=("r1",)):
         ([Told("r1", "eve", 0, 1, "", sources=["a"])], (1, 0)),
         ([Told("r1", "eve", 0, 1, ""), Told("r2", "eve", 2, 3, A)], (0, 1)),
         ([Told("r1", "eve", 0, 1, ""), Told("r2", "eve", 2, 3, A, whole=False)], (0, 1)),
-        (
-            [Told("r1", "eve", 0, 3, ""), Told("r2", "eve", 2, 4, A)],
-            (0, 0),
-        ),  # starts before the end of the first request
+        ([Told("r1", "eve", 0, 3, ""), Told("r2", "eve", 2, 4, A)], (0, 0)),  # starts before the end of the first
         ([Told("r1", "eve", 0, 1, ""), Told("r2", "ann", 2, 3, A)], (0, 0)),
         ([Told("r1", "eve", 0, 1, ""), Told("r2", "eve", 2, 3, "The walnut door of the")], (0, 0)),  # too few words
     ],

@@ -586,9 +586,7 @@ def test_the_graph_of_another_embedder_is_deleted(copy, linked) -> None:
     [
         lambda data: data[: len(data) // 2],
         lambda data: b"",
-        lambda data: (
-            data[: len(data) // 2] + os.urandom(len(data) - len(data) // 2)
-        ),  # the file would crash the library
+        lambda data: data[: len(data) // 2] + os.urandom(len(data) - len(data) // 2),  # would crash the library
     ],
 )
 def test_a_damaged_graph_is_rebuilt(copy, linked, damage) -> None:
