@@ -171,8 +171,8 @@ class Browser:
     def press(self, key: str, code: int = 0, text: str = "") -> None:
         """Presses a key."""
         for kind in ("keyDown", "keyUp"):
-            told = {"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code}
-            self._send("Input.dispatchKeyEvent", told | ({"text": text} if text and kind == "keyDown" else {}))
+            key_event = {"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code}
+            self._send("Input.dispatchKeyEvent", key_event | ({"text": text} if text and kind == "keyDown" else {}))
 
     def enter(self) -> None:
         """Presses Enter, and waits for the page that loads."""

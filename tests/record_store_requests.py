@@ -115,12 +115,12 @@ PRODUCTS = {
 
 def main() -> None:
     """Records all products."""
-    told = {}
+    recorded = {}
     for name, (run, kind, package) in PRODUCTS.items():
         with serving(server := kind(rows())) as url:
             run(url)
-        told[name] = {"client": f"{package} {version(package)}", "requests": server.requests}
-    FILE.write_text(json.dumps(told, indent=1) + "\n")
+        recorded[name] = {"client": f"{package} {version(package)}", "requests": server.requests}
+    FILE.write_text(json.dumps(recorded, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -209,9 +209,9 @@ def test_open_fails_if_postgres_rejects_the_password(store, postgres_url, databa
     import psycopg
 
     with psycopg.connect(postgres_url, autocommit=True) as server:
-        held = Path(server.execute("SHOW hba_file").fetchone()[0])  # type: ignore[index]
-        before, role = held.read_text(), f"r{uuid.uuid4().hex}"
-        held.write_text(f"local all {role} scram-sha-256\n{before}")
+        hba_file = Path(server.execute("SHOW hba_file").fetchone()[0])  # type: ignore[index]
+        before, role = hba_file.read_text(), f"r{uuid.uuid4().hex}"
+        hba_file.write_text(f"local all {role} scram-sha-256\n{before}")
         try:
             server.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'another'")
             loaded = _loaded(postgres_url)
@@ -221,7 +221,7 @@ def test_open_fails_if_postgres_rejects_the_password(store, postgres_url, databa
             index = make_index(store, database[1], tmp_path, user=role, database=database[0])
             assert_fails(lambda: index.open("test", DIM), store, retryable=False, says="password authentication failed")
         finally:
-            held.write_text(before)
+            hba_file.write_text(before)
             server.execute("SELECT pg_reload_conf()")
             server.execute(f"DROP ROLE {role}")
 
@@ -244,8 +244,8 @@ def test_a_pgvector_without_hnsw_supports_exact_search_only(postgres_url, databa
     assert_fails(lambda: graph.open("test", DIM), "pgvector", retryable=False, says="hnsw.*0.5 or later")
     graph.close()
     q = EMBEDDER.embed(["one"])[0]
-    for store, held in (("pgvector", "exact"), ("pgvector_table", "theirs")):
-        index = make_index(store, port, tmp_path, held, **about)
+    for store, index_name in (("pgvector", "exact"), ("pgvector_table", "theirs")):
+        index = make_index(store, port, tmp_path, index_name, **about)
         index.open("test", DIM)
         if isinstance(index, AttachedIndex):
             index.attach()

@@ -129,16 +129,16 @@ class HideBest(Defense):
         if not retrieval.hits:
             return Outcome(retrieval)
         best = retrieval.hits[0]
-        gone = [h for h in retrieval.hits if h.document.source == best.document.source and best.score > self.limit]
+        withheld = [h for h in retrieval.hits if h.document.source == best.document.source and best.score > self.limit]
         verdict = Verdict(
             "hide_best",
-            bool(gone),
-            Action.HIDE if gone else Action.NONE,
+            bool(withheld),
+            Action.HIDE if withheld else Action.NONE,
             best.score,
             self.limit,
-            tuple(h.document.id for h in gone),
+            tuple(h.document.id for h in withheld),
         )
-        return self.outcome(replace(retrieval, hits=tuple(h for h in retrieval.hits if h not in gone)), verdict)
+        return self.outcome(replace(retrieval, hits=tuple(h for h in retrieval.hits if h not in withheld)), verdict)
 
     def outcome(self, retrieval, verdict):
         return Outcome(retrieval, verdict)
@@ -210,9 +210,9 @@ class HidesTwo(HideBest):
         if not verdict.flagged or not retrieval.hits:
             return Outcome(retrieval, verdict)
         source = retrieval.hits[0].document.source
-        gone = tuple(h.document.id for h in retrieval.hits if h.document.source == source)
+        withheld = tuple(h.document.id for h in retrieval.hits if h.document.source == source)
         kept = tuple(h for h in retrieval.hits if h.document.source != source)
-        return Outcome(replace(retrieval, hits=kept), replace(verdict, hidden=verdict.hidden + gone))
+        return Outcome(replace(retrieval, hits=kept), replace(verdict, hidden=verdict.hidden + withheld))
 
 
 @dataclass

@@ -459,13 +459,13 @@ def test_a_running_scan_stops_if_the_embedder_changes(index, vector_url, schema,
 
 
 def test_moments_stay_accurate_over_many_changes(index) -> None:
-    rng, held = np.random.default_rng(7), {}
+    rng, stored = np.random.default_rng(7), {}
     index.remove([f"s{i}" for i in range(6)])
     for _ in range(300):
         source = f"s{rng.integers(20)}"
-        held[source] = unit(rng, int(rng.integers(1, 4)))
-        index.add(documents(source, len(held[source])), held[source])
-    fresh = CorpusMoments.of(np.concatenate(list(held.values())))
+        stored[source] = unit(rng, int(rng.integers(1, 4)))
+        index.add(documents(source, len(stored[source])), stored[source])
+    fresh = CorpusMoments.of(np.concatenate(list(stored.values())))
     assert index.moments().n == fresh.n
     assert np.abs(index.moments().scatter - fresh.scatter).max() < 1e-9
 

@@ -37,14 +37,14 @@ def metadata(i):
 def make_chroma(folder):
     chromadb = pytest.importorskip("chromadb", reason="chromadb is not installed")
     client = chromadb.PersistentClient(str(folder), chromadb.config.Settings(anonymized_telemetry=False))
-    held = client.create_collection("docs", metadata={"hnsw:space": "l2"}, embedding_function=None)
-    held.add(
+    native = client.create_collection("docs", metadata={"hnsw:space": "l2"}, embedding_function=None)
+    native.add(
         names(),
         embeddings=vectors(),
         documents=[f"text {i}" for i in range(N)],
         metadatas=[metadata(i) for i in range(N)],
     )
-    return held
+    return native
 
 
 def chroma(folder, **options):
@@ -71,10 +71,10 @@ def make_faiss(folder):
     from langchain_community.vectorstores import FAISS
     from langchain_core.documents import Document as Native
 
-    held = {name: Native(f"text {i}", id=name, metadata=metadata(i)) for i, name in enumerate(names())}
+    native = {name: Native(f"text {i}", id=name, metadata=metadata(i)) for i, name in enumerate(names())}
     index = faiss.IndexFlatL2(DIM)
     index.add(vectors())
-    store = FAISS(lambda text: [], index, InMemoryDocstore(held), dict(enumerate(names())))
+    store = FAISS(lambda text: [], index, InMemoryDocstore(native), dict(enumerate(names())))
     store.save_local(str(folder))
     return store
 
@@ -92,8 +92,8 @@ def store(request, tmp_path, monkeypatch):
     """The filled store, and a function that opens it as a collection."""
     fill, collection, module = request.param
     monkeypatch.setattr(module, "SCAN_PAGE", 40)
-    theirs = fill(tmp_path / "store")
-    return theirs, lambda **options: collection(tmp_path / "store", **options)
+    vendor_store = fill(tmp_path / "store")
+    return vendor_store, lambda **options: collection(tmp_path / "store", **options)
 
 
 def test_rows_are_attached_with_their_sources_and_moments(store, tmp_path):

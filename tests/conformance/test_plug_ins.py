@@ -190,25 +190,25 @@ def rows() -> tuple[list[Document], np.ndarray]:
 
 
 def pgvector_table(role, name, request):
-    held, X = rows()
+    stored, X = rows()
     url = request.getfixturevalue("vector_url")
     values = ", ".join(f"({i}, 'text {i}', '{v.tolist()}')" for i, v in enumerate(X))
     create = f"CREATE TABLE docs (id bigint PRIMARY KEY, text text, embedding vector({DIM}))"
     postgres.sql(url, create, f"INSERT INTO docs VALUES {values}")
-    return (PgvectorTable(Secret(url), "docs", id="id", text="text", vector="embedding"), held, X), {}
+    return (PgvectorTable(Secret(url), "docs", id="id", text="text", vector="embedding"), stored, X), {}
 
 
 def qdrant_collection(role, name, request):
     from qdrant_client import QdrantClient, models
 
-    held, X = rows()
+    stored, X = rows()
     path = str(request.getfixturevalue("tmp_path") / "qdrant")
     client = QdrantClient(path=path)
     client.create_collection("docs", models.VectorParams(size=DIM, distance=models.Distance.DOT))
     points = [models.PointStruct(id=i, vector=x.tolist(), payload={"text": f"text {i}"}) for i, x in enumerate(X)]
     client.upsert("docs", points)
     client.close()
-    return (QdrantCollection(Secret(path), "docs", text="text"), held, X), {}
+    return (QdrantCollection(Secret(path), "docs", text="text"), stored, X), {}
 
 
 def milvus_collection(role, name, request):
@@ -217,10 +217,10 @@ def milvus_collection(role, name, request):
     url = request.getfixturevalue("milvus_url")
     client, collection, U = entities.filled(url)
     client.close()
-    held = [Document(str(i), f"t{i}") for i in range(entities.N)]
+    stored = [Document(str(i), f"t{i}") for i in range(entities.N)]
     X = np.random.default_rng(1).standard_normal((entities.N, entities.DIM)).astype(np.float32)
     given = {"text": "body", "vector": "v", "timeout_s": entities.LONG_S}
-    return (MilvusCollection(Secret(url), collection, **given), held, X), {}
+    return (MilvusCollection(Secret(url), collection, **given), stored, X), {}
 
 
 def local_collection(role, name, request):
@@ -234,8 +234,8 @@ def local_collection(role, name, request):
     }[name]
     folder = request.getfixturevalue("tmp_path") / "store"
     fill(folder)
-    held = [Document(row, f"text {i}") for i, row in enumerate(local.names())]
-    return (make(folder), held, local.vectors(), "no such id"), {}
+    stored = [Document(row, f"text {i}") for i, row in enumerate(local.names())]
+    return (make(folder), stored, local.vectors(), "no such id"), {}
 
 
 def remote_collection(role, name, request):
@@ -248,11 +248,11 @@ def remote_collection(role, name, request):
         "weaviate_collection": store_servers.Weaviate,
         "pinecone_index": store_servers.Pinecone,
     }[name]
-    server = store_servers.serving(kind(remote.held(kind)))
+    server = store_servers.serving(kind(remote.stored(kind)))
     url = server.__enter__()
     request.addfinalizer(lambda: server.__exit__(None, None, None))
-    held = [Document(row, f"text {i}") for i, row in enumerate(remote.names(kind))]
-    return (remote.collection(kind, url), held, remote.vectors(), str(uuid.UUID(int=7))), {}
+    stored = [Document(row, f"text {i}") for i, row in enumerate(remote.names(kind))]
+    return (remote.collection(kind, url), stored, remote.vectors(), str(uuid.UUID(int=7))), {}
 
 
 MAKERS: dict[tuple[str, str], Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]] = {

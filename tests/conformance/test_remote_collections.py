@@ -84,16 +84,16 @@ def test_rows_are_attached_with_their_sources_and_moments(kind, tmp_path, small_
         index = AttachedIndex(collection(kind, url), tmp_path / "attached.db")
         index.open("test", DIM)
         summary = index.attach()
-        lost = [i for i, row in enumerate(rows) if row[1] is None or "text" not in row[2]]
-        assert (summary.rows, summary.textless, summary.vectorless) == (N - len(lost), 1, len(lost) - 1)
+        incomplete = [i for i, row in enumerate(rows) if row[1] is None or "text" not in row[2]]
+        assert (summary.rows, summary.textless, summary.vectorless) == (N - len(incomplete), 1, len(incomplete) - 1)
         assert not any("unit length" in problem for problem in index.check())
         q = (X[5] / np.linalg.norm(X[5])).astype(np.float32)
         found = index.search(q, 3)
         U = X.astype(np.float64) / np.linalg.norm(X.astype(np.float64), axis=1, keepdims=True)
-        expected = np.delete(U, lost, axis=0) @ q
+        expected = np.delete(U, incomplete, axis=0) @ q
         assert found.similarity_stats.mean == pytest.approx(float(expected.mean()), abs=1e-6)
         assert found.similarity_stats.std == pytest.approx(float(expected.std()), abs=1e-6)
-        best = [i for i in np.argsort(-(U @ q)).tolist() if i not in lost][:3]
+        best = [i for i in np.argsort(-(U @ q)).tolist() if i not in incomplete][:3]
         assert [h.document.id for h in found.hits] == [rows[i][0] for i in best]
         document = found.hits[0].document
         assert (document.text, document.source) == ("text 5", "d1")
@@ -210,10 +210,10 @@ def test_a_response_from_some_shards_only_is_a_retryable_error(kind, part, why):
 
 
 def test_the_error_names_an_unreachable_server_without_its_password(kind):
-    dead = collection(kind, "http://127.0.0.1:9")
+    unreachable = collection(kind, "http://127.0.0.1:9")
     with pytest.raises(BackendError, match="cannot be reached"):
-        dead.open()
-    dead.close()
+        unreachable.open()
+    unreachable.close()
     with pytest.raises(BackendError, match="must begin with http"):
         collection(kind, "file:///etc").open()
     if kind is not Pinecone:
@@ -339,7 +339,7 @@ def test_requests_equal_those_of_the_vendors_clients():
             opened.find(record.IDS)
             opened.close()
         sent = json.loads(json.dumps(store.requests))
-        theirs = [request for request in recorded[name]["requests"] if request[1] != "/v1/meta"]
-        assert [request for request in theirs if request not in sent] == [], name
+        vendor_requests = [request for request in recorded[name]["requests"] if request[1] != "/v1/meta"]
+        assert [request for request in vendor_requests if request not in sent] == [], name
         if kind is not Weaviate:  # the vendor's client searches and lists over gRPC
-            assert [request for request in sent if request not in theirs] == [], name
+            assert [request for request in sent if request not in vendor_requests] == [], name

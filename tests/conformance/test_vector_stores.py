@@ -77,11 +77,11 @@ def test_another_dimension_or_embedder_is_rejected(milvus, milvus_url) -> None:
 
 
 def test_filters_contain_no_document_text(milvus) -> None:
-    odd = ['" or key >= 0 or tenant == "', "' or 1 == 1 --", '\\" in [', "\0", "%", '")']
-    assert milvus.remove(odd) == 0
-    milvus.add([Document(text, text, source=text) for text in odd], unit(1, len(odd)), odd[0])
-    assert milvus.remove(odd[:1], odd[0]) == 1
-    assert milvus.tenants() == sorted([odd[0], "default"])
+    injections = ['" or key >= 0 or tenant == "', "' or 1 == 1 --", '\\" in [', "\0", "%", '")']
+    assert milvus.remove(injections) == 0
+    milvus.add([Document(text, text, source=text) for text in injections], unit(1, len(injections)), injections[0])
+    assert milvus.remove(injections[:1], injections[0]) == 1
+    assert milvus.tenants() == sorted([injections[0], "default"])
     assert milvus.moments().n == 60
 
 

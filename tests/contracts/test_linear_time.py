@@ -120,10 +120,10 @@ def _contents(value: Any) -> Iterable[Any]:
         return [*value, *value.values()]
     if isinstance(value, list | tuple | set | frozenset):
         return value
-    ours = value if isinstance(value, type) else type(value)
-    if not ours.__module__.startswith("casemate."):
+    cls = value if isinstance(value, type) else type(value)
+    if not cls.__module__.startswith("casemate."):
         return ()
-    slots = [getattr(value, slot, None) for slot in getattr(ours, "__slots__", ())]
+    slots = [getattr(value, slot, None) for slot in getattr(cls, "__slots__", ())]
     return [*slots, *getattr(value, "__dict__", {}).values()]
 
 

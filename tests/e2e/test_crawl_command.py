@@ -37,9 +37,9 @@ def test_crawlers_are_limited_and_resume(clinic):
     assert again["crawls"][0]["by_target"]["off"]["resumed"] == 20
     folder = clinic / ".casemate/redteam"
     files = [folder / f"crawl.{kind}" for kind in ("html", "json", "junit.xml", "sarif")]
-    told = json.dumps(found) + "".join(path.read_text() for path in files)
+    written = json.dumps(found) + "".join(path.read_text() for path in files)
     note = next((clinic / "clinic/notes").iterdir()).read_text()
-    assert not any(sentence in told for sentence in note.split(". ") if len(sentence) > 30)
+    assert not any(sentence in written for sentence in note.split(". ") if len(sentence) > 30)
     assert "rag_thief<small>20 questions, 1 client</small>" in files[0].read_text()
 
 

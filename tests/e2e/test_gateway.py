@@ -228,11 +228,11 @@ def until_killed(who, url, text):
 @pytest.mark.slow
 def test_a_kill_loses_no_acknowledged_event_and_reveals_no_withheld_document(tmp_path):
     """The process is killed twice while documents change, questions are asked and clients disconnect."""
-    writer, asker, other, revoked = Writer(), QuestionClient(), QuestionClient(), []
+    writer, questioner, other, revoked = Writer(), QuestionClient(), QuestionClient(), []
     keys = [new_key(tmp_path, "admin"), new_key(tmp_path), new_key(tmp_path)]
     for life in (1, 2):
         with process(tmp_path) as (running, url):
-            pairs = zip((writer, asker, other), keys, strict=True)
+            pairs = zip((writer, questioner, other), keys, strict=True)
             threads = [threading.Thread(target=until_killed, args=(who, url, text)) for who, text in pairs]
             for thread in threads:
                 thread.start()
@@ -240,7 +240,7 @@ def test_a_kill_loses_no_acknowledged_event_and_reveals_no_withheld_document(tmp
             with closing(SqlEventStore(path=tmp_path / "events.db")) as store:
                 ApiKeyStore(store).revoke(revoked[-1])
             end = time.monotonic() + 60
-            while (writer.added < 12 * life or len(asker.answers) < 4 * life) and time.monotonic() < end:
+            while (writer.added < 12 * life or len(questioner.answers) < 4 * life) and time.monotonic() < end:
                 time.sleep(0.01)
             running.send_signal(signal.SIGKILL)
             for thread in threads:
@@ -248,17 +248,17 @@ def test_a_kill_loses_no_acknowledged_event_and_reveals_no_withheld_document(tmp
             assert running.wait(10) == -signal.SIGKILL
     with closing(SqliteIndex(tmp_path / "index.db")) as index:
         index.open(BagOfWords(256).fingerprint, 256)
-        held = set(index.digests())
+        remaining = set(index.digests())
         assert not index.check()
-    assert writer.kept - writer.unsure <= held <= writer.kept | writer.unsure
+    assert writer.kept - writer.unsure <= remaining <= writer.kept | writer.unsure
     assert writer.added >= 24
     with closing(SqlEventStore(path=tmp_path / "events.db")) as store:
         found = ApiKeyStore(store)
         found.sync()
         assert {k.id for k in found.all() if k.revoked} == set(revoked)
-        assert len(store.scan("verdict")) >= len(asker.answers) + len(other.answers)
-    assert len(asker.answers) >= 8
-    assert not [a for a in asker.answers + other.answers if "d3" in a]
+        assert len(store.scan("verdict")) >= len(questioner.answers) + len(other.answers)
+    assert len(questioner.answers) >= 8
+    assert not [a for a in questioner.answers + other.answers if "d3" in a]
 
 
 @pytest.mark.slow

@@ -64,19 +64,19 @@ def campaign(folder, gap, size=300):
 
         guard, split = make(lab), datasets.draw_split(whole, size, size, 7)
         datasets.copy_without_nonmembers(owner, lab, split)
-        held = datasets.indexed_sources(lab, {d.source for d in split.members})
+        sources_in_index = datasets.indexed_sources(lab, {d.source for d in split.members})
         plan, attacks = ExperimentPlan(), {"name": Name()}
-        experiment = Experiment(attacks, split, {"off": guard.rag, "on": guard}, store, held, plan)
+        experiment = Experiment(attacks, split, {"off": guard.rag, "on": guard}, store, sources_in_index, plan)
         trials = asyncio.run(experiment.run())
-        worlds = asyncio.run(two_world_audit(lab, make, experiment.member_sessions("on"), held, plan))
+        worlds = asyncio.run(two_world_audit(lab, make, experiment.member_sessions("on"), sources_in_index, plan))
         queries = [Query(f"amber birch {i}", client=f"user-{i}") for i in range(80)]
-        lost = asyncio.run(measure_utility(guard.rag, guard, queries, "made"))
-        judged = judge_campaign(trials, split, attacks, utility=lost, audit=worlds.audit)
+        utility_cost = asyncio.run(measure_utility(guard.rag, guard, queries, "made"))
+        judged = judge_campaign(trials, split, attacks, utility=utility_cost, audit=worlds.audit)
         calls, hits = generator.calls, generator.hits
     owner.close()
     lab.close()
     made = CampaignResult(
-        "1", "2026-01-01T00:00:00+00:00", judged.status, judged.attacks, lost, worlds.audit, judged.checks
+        "1", "2026-01-01T00:00:00+00:00", judged.status, judged.attacks, utility_cost, worlds.audit, judged.checks
     )
     return made, worlds, (calls, hits)
 

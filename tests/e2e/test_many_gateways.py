@@ -192,9 +192,9 @@ def test_kills_under_load_exceed_no_budget_and_lose_no_document(fleet, keys):
     grants = ({"tokens_per_day": budget}, {"requests_per_minute": rate}, {})
     texts = [make(keys, fleet, **grant)[1] for grant in grants] + [make(keys, fleet, "admin")[1]]
     stop = threading.Event()
-    poor, slow, free, writer = loads = [Load(fleet, text, stop) for text in texts]
+    limited, slow, free, writer = loads = [Load(fleet, text, stop) for text in texts]
     began = time.monotonic()
-    pairs = [(load, load.ask) for load in (poor, poor, poor, slow, slow, free)] + [(writer, writer.write)]
+    pairs = [(load, load.ask) for load in (limited, limited, limited, slow, slow, free)] + [(writer, writer.write)]
     threads = [threading.Thread(target=load.run, args=(work, i)) for i, (load, work) in enumerate(pairs)]
     for thread in threads:
         thread.start()
@@ -203,15 +203,15 @@ def test_kills_under_load_exceed_no_budget_and_lose_no_document(fleet, keys):
     time.sleep(1)
     fleet.start(0)
     end = time.monotonic() + 30
-    while not (poor.seen[429] and slow.seen[429] and len(writer.kept) > 5) and time.monotonic() < end:
+    while not (limited.seen[429] and slow.seen[429] and len(writer.kept) > 5) and time.monotonic() < end:
         time.sleep(0.1)
     stop.set()
     for thread in threads:
         thread.join(60)
     minutes = (time.monotonic() - began) / 60
-    assert 0 < poor.tokens <= budget
-    assert poor.seen.keys() <= {200, 429}
-    assert poor.seen[429]
+    assert 0 < limited.tokens <= budget
+    assert limited.seen.keys() <= {200, 429}
+    assert limited.seen[429]
     assert [fleet.ask(number, texts[0], "only1").status_code for number in (0, 1, 2)] == [429] * 3
     # Requests that poll until all gateways accept the key are counted as well.
     assert 0 < slow.seen[200] <= rate * (1 + minutes) + 1
@@ -219,9 +219,9 @@ def test_kills_under_load_exceed_no_budget_and_lose_no_document(fleet, keys):
     with closing(PgvectorIndex(Secret(fleet.url))) as index:
         embedder = BagOfWords(256)
         index.open(embedder.fingerprint, embedder.dim)
-        held = {name for name in index.digests() if name.startswith("new")}
+        stored = {name for name in index.digests() if name.startswith("new")}
         assert not index.check()
-    assert writer.kept <= held <= writer.kept | writer.unsure
+    assert writer.kept <= stored <= writer.kept | writer.unsure
 
 
 def test_each_canary_run_happens_once_if_the_leading_watcher_is_killed(postgres_url, tmp_path):

@@ -108,24 +108,24 @@ def test_migration_to_another_embedder_interrupts_no_request(postgres_url, tmp_p
     with database(postgres_url) as url, FakeOpenAI() as fake:
         place = Place(tmp_path, url, fake.url)
         first = json.loads(place.run("index", "--config", "casemate.yaml", "--no-calibrate", "--json"))
-        asker = QuestionLoop(place.run("key", "create", "web", "--config", "casemate.yaml").strip())
-        asker.thread.start()
+        question_loop = QuestionLoop(place.run("key", "create", "web", "--config", "casemate.yaml").strip())
+        question_loop.thread.start()
         try:
             with place.serving("casemate.yaml") as old:
-                asker.place = old
+                question_loop.place = old
                 second = json.loads(place.run("index", "--config", "casemate_2.yaml", "--no-calibrate", "--json"))
                 assert second["indexed"] == first["indexed"] > 40
                 place.run("calibrate", "--config", "casemate_2.yaml")
                 place.run("doctor", "--config", "casemate_2.yaml")
                 again = json.loads(place.run("index", "--config", "casemate_2.yaml", "--no-calibrate", "--json"))
                 assert again["indexed"] == 0  # documents that changed since the first run; none did
-                new = asker.stack.enter_context(place.serving("casemate_2.yaml"))
-                asker.place = new
-                asker.wait_for(3)
+                new = question_loop.stack.enter_context(place.serving("casemate_2.yaml"))
+                question_loop.place = new
+                question_loop.wait_for(3)
             with psycopg.connect(url) as connection:
                 connection.execute("DROP SCHEMA casemate CASCADE")  # the remaining tables of the old index
-            asker.wait_for(2)
+            question_loop.wait_for(2)
         finally:
-            asker.end()
-    assert len(asker.statuses) > 5
-    assert set(asker.statuses) == {200}
+            question_loop.end()
+    assert len(question_loop.statuses) > 5
+    assert set(question_loop.statuses) == {200}

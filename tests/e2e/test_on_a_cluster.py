@@ -260,17 +260,19 @@ def clinic(folder, corpus, spread=None):
 def index(folder, corpus, spread=None, kill_node=lambda done: None):
     """The contents of the index, and the reported progress in bytes."""
     folder.mkdir()
-    said = []
+    reported_bytes = []
     with clinic(folder, corpus, spread) as app:
         work = Ingest(app.guard, Corpus(corpus))
 
         def progress(size):
-            said.append(size)
-            kill_node(len(said))
+            reported_bytes.append(size)
+            kill_node(len(reported_bytes))
 
         report = asyncio.run(work.run(work.plan(), progress))
     assert report.complete
-    assert sum(said) == pytest.approx(sum(p.stat().st_size for p in corpus.rglob("*") if p.is_file()), rel=0.01)
+    assert sum(reported_bytes) == pytest.approx(
+        sum(p.stat().st_size for p in corpus.rglob("*") if p.is_file()), rel=0.01
+    )
     return rows(folder / "index.db")
 
 

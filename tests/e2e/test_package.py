@@ -57,9 +57,9 @@ def test_the_wheel_contains_the_package_and_its_data_only(wheel):
     assert "casemate/py.typed" in names
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
-        told = archive.read(metadata).decode()
-    assert "Project-URL: Repository, https://git.example/casemate\n" in told
-    assert "Author: The Casemate developers\n" in told and "Classifier: Topic :: Security\n" in told
+        metadata_text = archive.read(metadata).decode()
+    assert "Project-URL: Repository, https://git.example/casemate\n" in metadata_text
+    assert "Author: The Casemate developers\n" in metadata_text and "Classifier: Topic :: Security\n" in metadata_text
     assert "casemate/reports/templates/report.html" in names
     assert "casemate/gateway/dashboard/templates/base.html" in names
 

@@ -38,8 +38,8 @@ def clinic(tmp_path_factory):
     clinic_folder = tmp_path_factory.mktemp("clinic")
     write_corpus(clinic_folder / "clinic", count=100)
     (clinic_folder / "casemate.yaml").write_text(CONFIG)
-    said = casemate(clinic_folder, "index")
-    assert "mirabel is calibrated on 240 synthetic questions" in said.stderr
+    indexing = casemate(clinic_folder, "index")
+    assert "mirabel is calibrated on 240 synthetic questions" in indexing.stderr
     return clinic_folder
 
 
@@ -59,8 +59,8 @@ def test_calibrate_reads_a_query_log_and_shows_the_cost_of_rates(clinic_folder):
     assert "120 questions of a query log" in done.stdout
     assert "mba" in done.stdout
     page = (clinic_folder / ".casemate/calibration.html").read_text()
-    held = json.loads((clinic_folder / ".casemate/calibration.json").read_text())["tenants"]["default"]
-    assert held["salt"] not in page
+    calibration = json.loads((clinic_folder / ".casemate/calibration.json").read_text())["tenants"]["default"]
+    assert calibration["salt"] not in page
     assert "<svg" in page
 
 

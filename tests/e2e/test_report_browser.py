@@ -107,13 +107,13 @@ def test_a_session_shows_both_answers_with_withheld_documents_and_reasons(page):
     page.click("#explorer-list summary")
     page.wait("document.querySelectorAll('#explorer-list .turn').length === 2")
     text = page.js("document.querySelector('#explorer-list .turn').innerText")
-    for said in (
+    for sentence in (
         "Guard off: answered",
         "Guard on: no answer",
         "Withheld: notes/004.md#0",
         "mirabel: score 3.20, threshold",
     ):
-        assert said in text
+        assert sentence in text
     tops = page.js("[...document.querySelectorAll('.turn .answer')].slice(0, 2).map((e) => e.offsetTop)")
     assert tops[0] == tops[1]  # adjacent
 

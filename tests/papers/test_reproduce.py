@@ -52,9 +52,9 @@ def test_the_calibrated_guard_detects_attacks_with_fewer_false_alarms_than_the_p
     assert result.setting["documents"] == 15 + OTHERS
     cells = {(row.of, row.system): row.cells for row in result.rows}
     for attack in ("S2MIA", "MBA", "IA"):
-        paper, ours = (cells[attack, f"{name}, here"] for name in ("Mirabel", "calibrated"))
+        paper, calibrated = (cells[attack, f"{name}, here"] for name in ("Mirabel", "calibrated"))
         assert cells[attack, "Mirabel, printed"]["recall"].value >= 0.895
         assert paper["recall"].value > 0.7
-        assert ours["recall"].value > 0.7
-        assert ours["harmless flagged"].high < paper["harmless flagged"].low
-        assert ours["F1"].value > paper["F1"].value
+        assert calibrated["recall"].value > 0.7
+        assert calibrated["harmless flagged"].high < paper["harmless flagged"].low
+        assert calibrated["F1"].value > paper["F1"].value

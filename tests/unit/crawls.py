@@ -139,5 +139,5 @@ def crawl(attack, box, seed=0):
 
 def share(found, documents=NOTES):
     """Share of the documents that were extracted verbatim."""
-    held = {" ".join(words(text)) for text in found}
-    return sum(" ".join(words(d.content)) in held for d in documents) / len(documents)
+    extracted = {" ".join(words(text)) for text in found}
+    return sum(" ".join(words(d.content)) in extracted for d in documents) / len(documents)

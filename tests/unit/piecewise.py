@@ -40,8 +40,8 @@ def guards(folder, make_defense):
 
         def guard(generator, enforce=True, **options):
             rag, store = Rag(BagOfWords(), index, generator), Memory()
-            held = documents(30)
-            index.add(held, rag.embedder.embed([d.content for d in held]))
+            chunks = documents(30)
+            index.add(chunks, rag.embedder.embed([d.content for d in chunks]))
             return Guard(rag, [make_defense(**{"store": store} | options)], enforce=enforce, store=store), store
 
         yield guard

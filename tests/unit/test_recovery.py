@@ -98,13 +98,15 @@ def test_rouge_l_ignores_case_and_punctuation():
 @st.composite
 def collections(draw):
     """Short chunks and segments. About half of the cosines exceed the limit, some by less than the rounding error."""
-    chunks, said = draw(st.lists(texts, max_size=6)), draw(st.lists(texts, unique=True, max_size=10))
+    chunks, answer_texts = draw(st.lists(texts, max_size=6)), draw(st.lists(texts, unique=True, max_size=10))
     directions = [(1, 0, 0), (0.9, 0.436, 0), (0.85, 0.5268, 0), (0.85, 0.5267, 0), (0.8, 0.6, 0), (0, 0, 1)]
     pick = st.sampled_from(directions)
-    E, S = (unit(draw(st.lists(pick, min_size=n, max_size=n)) or np.empty((0, 3))) for n in (len(chunks), len(said)))
-    queries = sorted(draw(st.lists(st.integers(1, 5), min_size=len(said), max_size=len(said))))
-    windows = draw(st.lists(st.booleans(), min_size=len(said), max_size=len(said)))
-    return chunks, E, segment_list(said, queries, windows), S
+    E, S = (
+        unit(draw(st.lists(pick, min_size=n, max_size=n)) or np.empty((0, 3))) for n in (len(chunks), len(answer_texts))
+    )
+    queries = sorted(draw(st.lists(st.integers(1, 5), min_size=len(answer_texts), max_size=len(answer_texts))))
+    windows = draw(st.lists(st.booleans(), min_size=len(answer_texts), max_size=len(answer_texts)))
+    return chunks, E, segment_list(answer_texts, queries, windows), S
 
 
 @given(collections(), st.sampled_from([0.85, 0.5, -1]))

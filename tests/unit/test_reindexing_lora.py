@@ -193,8 +193,8 @@ class TestFineTuning:
         library = sentence_transformers.SentenceTransformer(str(model), device="cpu", local_files_only=True)
         with lora._quiet():
             peft.PeftModel.from_pretrained(library[0].auto_model, str(tmp_path))
-        theirs = library.encode(CHUNKS[:9], normalize_embeddings=True, show_progress_bar=False)
-        np.testing.assert_allclose(theirs, backend(model).with_adapter(adapter).embed(CHUNKS[:9]), atol=1e-4)
+        library_vectors = library.encode(CHUNKS[:9], normalize_embeddings=True, show_progress_bar=False)
+        np.testing.assert_allclose(library_vectors, backend(model).with_adapter(adapter).embed(CHUNKS[:9]), atol=1e-4)
 
     def test_needs_no_network(self, embedder, texts, monkeypatch):
         def refuse(*_):
@@ -290,9 +290,9 @@ class TestReindexRegistry:
         assert {stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()} == {0o600}
         size = sum(p.stat().st_size for p in folder.iterdir())
         assert written.megabytes["adapter"] == pytest.approx(size / 1e6)
-        held = ReindexRegistry(tmp_path, "default").current()
-        assert adapter_digest(held.adapter) == adapter_digest(reindexing.adapter)
-        assert np.array_equal(held.tuned, reindexing.tuned)
+        latest = ReindexRegistry(tmp_path, "default").current()
+        assert adapter_digest(latest.adapter) == adapter_digest(reindexing.adapter)
+        assert np.array_equal(latest.tuned, reindexing.tuned)
 
     def test_changed_encoder_files_are_rejected(self, tmp_path, reindexing):
         for name in ADAPTER_FILES:

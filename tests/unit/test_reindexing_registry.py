@@ -28,11 +28,11 @@ class TestReindexRegistry:
         assert [registry.write(learnt).version for _ in range(3)] == [1, 2, 3]
         assert registry.versions() == [1, 2, 3]
         assert ReindexRegistry(tmp_path, "other").versions() == []
-        held = ReindexRegistry(tmp_path, "default").current()
-        assert (held.version, held.why, held.report) == (3, "because", {"recall": 0.5})
+        latest = ReindexRegistry(tmp_path, "default").current()
+        assert (latest.version, latest.why, latest.report) == (3, "because", {"recall": 0.5})
         for name in ("centroids", "floors", "keys", "labels"):
-            assert np.array_equal(getattr(held, name), getattr(learnt, name))
-        assert all(np.array_equal(held.weights[n], w) for n, w in learnt.weights.items())
+            assert np.array_equal(getattr(latest, name), getattr(learnt, name))
+        assert all(np.array_equal(latest.weights[n], w) for n, w in learnt.weights.items())
 
     def test_rejected_versions_are_stored_but_not_activated(self, tmp_path, documents):
         registry, learnt = ReindexRegistry(tmp_path, "default"), drawn(documents, BagOfWords(), mode="gate")
@@ -100,10 +100,12 @@ class TestReindexing:
     def test_new_chunks_get_the_topic_of_the_nearest_centroid(self, documents):
         embedder = BagOfWords()
         learnt = drawn(documents, embedder)
-        odd = replace(learnt, labels=(learnt.labels + 1) % TOPICS)  # contradicts the vectors on purpose
+        mislabeled = replace(learnt, labels=(learnt.labels + 1) % TOPICS)  # contradicts the vectors on purpose
         E = embedder.embed([d.content for d in documents])
         own = np.array([int(d.id[1:]) % TOPICS for d in documents])
-        assert np.array_equal(odd.topics(np.array([chunk_key(d) for d in documents], np.uint64), E), (own + 1) % TOPICS)
+        assert np.array_equal(
+            mislabeled.topics(np.array([chunk_key(d) for d in documents], np.uint64), E), (own + 1) % TOPICS
+        )
         new = [*topical(60, seed=4, first=1002), Document("x", "something else altogether")]
         F = embedder.embed([d.content for d in new])
         labels = learnt.topics(np.array([chunk_key(d) for d in new], np.uint64), F)

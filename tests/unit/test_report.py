@@ -112,8 +112,8 @@ def plain_text(auc, **changes):
         (Estimate(0.3, 0.25, 0.35), "below chance, .70 with inverted answers"),
     ],
 )
-def test_an_auc_is_described_in_words(auc, said):
-    assert auc_in_words(auc) == said
+def test_an_auc_is_described_in_words(auc, sentence):
+    assert auc_in_words(auc) == sentence
 
 
 def test_an_attack_is_described_in_one_sentence():
@@ -141,8 +141,8 @@ def test_an_attack_is_described_in_one_sentence():
         (AttackResult("a", "", "", None, None, error="no model"), "no metrics (no model); its result is unknown"),
     ],
 )
-def test_a_description_attributes_to_the_guard_only_its_own_effect(result, said):
-    assert said in describe_attack(result)
+def test_a_description_attributes_to_the_guard_only_its_own_effect(result, sentence):
+    assert sentence in describe_attack(result)
 
 
 def test_the_strongest_attack_has_the_auc_farthest_from_one_half():
@@ -219,8 +219,8 @@ def test_the_banner_contains_verdict_untested_and_simulated_parts():
     made = campaign()
     frame = Page(banner(render_html(made)) + "</section>")
     text = " ".join(frame.text)
-    for said in ("fail", headline(made), "Not tested", *made.not_tested, "Simulated", *made.simulated):
-        assert said in text
+    for sentence in ("fail", headline(made), "Not tested", *made.not_tested, "Simulated", *made.simulated):
+        assert sentence in text
 
 
 def test_an_empty_list_of_untested_parts_is_reported_as_missing():
@@ -289,8 +289,8 @@ def test_the_report_lists_failed_then_inconclusive_then_passed_checks():
 
 def test_no_sentence_of_a_check_or_attack_is_repeated():
     text = Page(render_html(campaign())).text
-    said = [t.strip() for t in text if len(t.split()) > 6 and t.strip().endswith(".")]
-    assert len(said) > 20 and len(said) == len(set(said))
+    sentences = [t.strip() for t in text if len(t.split()) > 6 and t.strip().endswith(".")]
+    assert len(sentences) > 20 and len(sentences) == len(set(sentences))
 
 
 def explorer(**changes):
@@ -361,8 +361,8 @@ def test_the_content_security_policy_allows_only_the_script_of_the_package():
 
 def test_missing_measurements_are_listed():
     text = " ".join(Page(render_html(campaign(utility=None, audit=None, evidence={}, cost={}, attacks=()))).text)
-    for said in ("the cost of the guard is unknown", "Not run", "cannot be repeated", "No attack was run"):
-        assert said in text
+    for sentence in ("the cost of the guard is unknown", "Not run", "cannot be repeated", "No attack was run"):
+        assert sentence in text
 
 
 def test_redacted_words_are_shown_as_blocks():

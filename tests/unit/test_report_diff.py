@@ -242,8 +242,8 @@ def test_the_text_lists_all_changes_and_ends_with_the_exit_code():
     )
     order = ["Not comparable", "seed: 1 -> 7", "Worse", "TPR at 1 % FPR: 10 % [5.0, 15] -> 30 % [25, 35]", "Better"]
     order += ["Disappeared", "exit code 1"]
-    places = [text.index(said) for said in order]
-    assert places == sorted(places)
+    positions = [text.index(part) for part in order]
+    assert positions == sorted(positions)
     assert "->" not in render_diff_text(
         compare_results(campaign_with(), campaign_with())
     ) and "exit code 0" in render_diff_text(compare_results(campaign_with(), campaign_with()))

@@ -353,16 +353,19 @@ def write_qrels(path, pairs):
 def data(tmp_path_factory):
     """The format of the real data: 90 documents, 24 of them non-members. SQuAD has 40 paragraphs of 4 articles."""
     folder = tmp_path_factory.mktemp("data")
-    held = [d.text.split() for d in documents(90, words=30)]
+    contents = [d.text.split() for d in documents(90, words=30)]
     texts = [
         f"In {1900 + i} the {w[1]} {w[2]} was seen by {w[3]}. The {' '.join(w[4:14])} was {w[0]}. {' '.join(w[14:26])}."
-        for i, w in enumerate(held)
+        for i, w in enumerate(contents)
     ]
     write_gz(
         folder / "nfcorpus/corpus.jsonl.gz",
-        [{"_id": f"d{i}", "title": f"The {w[1]}", "text": t} for i, (w, t) in enumerate(zip(held, texts, strict=True))],
+        [
+            {"_id": f"d{i}", "title": f"The {w[1]}", "text": t}
+            for i, (w, t) in enumerate(zip(contents, texts, strict=True))
+        ],
     )
-    asked = [{"_id": f"q{i}", "text": f"what of {w[2]} and {w[3]}"} for i, w in enumerate(held)]
+    asked = [{"_id": f"q{i}", "text": f"what of {w[2]} and {w[3]}"} for i, w in enumerate(contents)]
     write_gz(folder / "nfcorpus/queries.jsonl.gz", asked)
     write_qrels(folder / "nfcorpus/qrels.dev.tsv", [(f"q{i}", f"d{i}") for i in range(60)])
     write_qrels(folder / "nfcorpus/qrels.tsv", [(f"q{i}", f"d{i}") for i in range(60, 90)])
@@ -479,12 +482,12 @@ def test_a_question_has_all_its_relevant_documents(tmp_path):
 
 
 def test_the_index_contains_members_and_no_non_members(run, data, work):
-    async def held():
+    async def contents():
         with ExitStack() as opened:
             lab = await laboratory.nfcorpus(Setting(data, work, 20, 20), quietly, opened)
             return set(lab.bench.rag.index.digests()), lab
 
-    sources, lab = asyncio.run(held())
+    sources, lab = asyncio.run(contents())
     assert sources == {f"d{i}" for i in range(90)} - {f"d{i}" for i in range(30, 54)}
     assert {d.source for d in lab.split.members} <= {f"d{i}" for i in range(30)}
     assert {d.source for d in lab.split.nonmembers} <= {f"d{i}" for i in range(30, 54)}

@@ -75,8 +75,8 @@ class TestEvidence:
         borderline, two = ScreeningEvidence(store, "default"), ScreeningEvidence(store, "default")
         add(borderline, [result("a", 0.004, "s")])
         assert borderline.sync(NOW) == ([], [])
-        found, held = two.sync(NOW)
-        assert [(d.id, d.source) for d in found] == [("a", "s")] and held[0] == pytest.approx(vectors(1)[0])
+        found, their_vectors = two.sync(NOW)
+        assert [(d.id, d.source) for d in found] == [("a", "s")] and their_vectors[0] == pytest.approx(vectors(1)[0])
         assert two.sync(NOW) == ([], []) and two._evidence == pytest.approx(borderline._evidence, abs=1e-4)
         assert ScreeningEvidence(store, "acme").sync(NOW) == ([], [])
 

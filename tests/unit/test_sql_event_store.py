@@ -305,8 +305,8 @@ def test_table_definitions_match_the_migrations(make):
     store = make()
     with store._engine.connect() as connection:
         differences = compare_metadata(MigrationContext.configure(connection), store._table.metadata)
-    ours = [d for d in differences if "table" in d[0] or "column" in d[0]]
-    assert [(d[0], d[1].name) for d in ours] == [("remove_table", "casemate_schema")]
+    schema_differences = [d for d in differences if "table" in d[0] or "column" in d[0]]
+    assert [(d[0], d[1].name) for d in schema_differences] == [("remove_table", "casemate_schema")]
 
 
 def test_a_folder_without_write_permission_is_an_error(tmp_path):

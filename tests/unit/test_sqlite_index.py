@@ -110,10 +110,10 @@ def test_a_kill_loses_no_acknowledged_document(path) -> None:
         worker.send_signal(signal.SIGKILL)
         acknowledged.update(line for line in finish(worker) if line)
         index = opened(path)
-        held = index.digests().keys()
-        assert acknowledged <= held
-        assert len(held) <= len(acknowledged) + round_ + 1  # the write in flight may have been committed
-        assert index.moments().n == 7 * len(held)
+        stored = index.digests().keys()
+        assert acknowledged <= stored
+        assert len(stored) <= len(acknowledged) + round_ + 1  # the write in flight may have been committed
+        assert index.moments().n == 7 * len(stored)
         assert index.check() == []
         index.close()
 
@@ -122,11 +122,11 @@ def test_two_processes_write_concurrently(path) -> None:
     workers = [start(path, name, 40) for name in ("one", "another")]
     for worker in workers:
         go(worker)
-    said = [finish(worker) for worker in workers]
-    assert [len(lines) for lines in said] == [40, 40]
+    outputs = [finish(worker) for worker in workers]
+    assert [len(lines) for lines in outputs] == [40, 40]
     index = opened(path)
     assert index.moments().n == 2 * 40 * 7
-    assert set(index.digests()) == set(said[0]) | set(said[1])
+    assert set(index.digests()) == set(outputs[0]) | set(outputs[1])
     assert index.check() == []
     index.close()
 
@@ -312,15 +312,15 @@ def test_a_removed_text_leaves_no_bytes_in_the_file(path, shape) -> None:
         text = f"{secret} {'long ' * 300}" if s in {7, 8, 20} else f"harmless {'long ' * int(rng.integers(1, 600))}"
         source = f"Quuxwell {s}" if s in {7, 8, 20} else f"s{s}"
         index.add(documents(source, 12, text), unit(rng, 12))
-    gone = [f"Quuxwell {s}" for s in (7, 8, 20)]
+    removed_texts = [f"Quuxwell {s}" for s in (7, 8, 20)]
     if shape == "replaced":
-        for source in gone:
+        for source in removed_texts:
             index.add([Document(f"new {source[-2:]}", "nothing", source=source)], unit(rng, 1))
-        index.remove(gone)
+        index.remove(removed_texts)
     elif shape == "cleared":
         index.clear()
     else:
-        index.remove(gone if shape == "one of many" else list(index.digests()))
+        index.remove(removed_texts if shape == "one of many" else list(index.digests()))
     index.close()  # merges the log into the file
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     data = path.read_bytes()
@@ -449,17 +449,17 @@ def test_vectors_within_the_tolerance_of_unit_length_are_valid(path) -> None:
 
 
 def test_moments_stay_accurate_over_many_changes(path) -> None:
-    rng, index, held = np.random.default_rng(7), opened(path), {}
+    rng, index, stored = np.random.default_rng(7), opened(path), {}
     index._db.execute("PRAGMA synchronous = OFF")  # this test does not need durability
     for _ in range(2000):
         source = f"s{rng.integers(60)}"
         if rng.random() < 0.45:
             index.remove([source])
-            held.pop(source, None)
+            stored.pop(source, None)
         else:
-            held[source] = unit(rng, int(rng.integers(1, 4)))
-            index.add(documents(source, len(held[source])), held[source])
-    moments, fresh = index.moments(), CorpusMoments.of(np.concatenate(list(held.values())))
+            stored[source] = unit(rng, int(rng.integers(1, 4)))
+            index.add(documents(source, len(stored[source])), stored[source])
+    moments, fresh = index.moments(), CorpusMoments.of(np.concatenate(list(stored.values())))
     assert moments.n == fresh.n
     assert np.abs(moments.mean - fresh.mean).max() < 1e-9
     assert np.abs(moments.scatter - fresh.scatter).max() < 1e-9

@@ -47,10 +47,10 @@ class FakeSummarizer(Generator):
         for _ in range(3 - len(self.prompts)):
             await asyncio.sleep(0)
         (document,) = prompt.context
-        said = self.written[document.id]
-        if isinstance(said, Exception):
-            raise said
-        for char in said:
+        summary = self.written[document.id]
+        if isinstance(summary, Exception):
+            raise summary
+        for char in summary:
             yield char
 
 
@@ -108,17 +108,17 @@ class TestModel:
 
     def test_reads_extracts_while_the_retrieval_keeps_the_documents(self, tmp_path):
         index = SqliteIndex(tmp_path / "i.db")
-        held = [Document("a", TEXT), Document("b", "The heron nests late. It rained.")]
+        context_documents = [Document("a", TEXT), Document("b", "The heron nests late. It rained.")]
         answers = {}
         for enforce in (True, False):
             guard = Guard(Rag(BagOfWords(), index, EchoReader()), [Summarize()], enforce=enforce)
-            asyncio.run(guard.add(held))
+            asyncio.run(guard.add(context_documents))
             answers[enforce] = asyncio.run(guard.ask(Query(QUESTION)))
         index.close()
         assert answers[True].text == f"<a: {extract_sentences(QUESTION, TEXT, 2)}>"
         assert TEXT in answers[False].text
         scores = [[(h.document, h.score) for h in answer.retrieval.hits] for answer in answers.values()]
-        assert scores[0] == scores[1] and {d.text for d, _ in scores[0]} == {d.text for d in held}
+        assert scores[0] == scores[1] and {d.text for d, _ in scores[0]} == {d.text for d in context_documents}
 
 
 class TestWriter:

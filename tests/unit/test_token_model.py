@@ -222,10 +222,10 @@ class TestModel:
         async def written() -> str:
             return "".join([chunk async for chunk in trained.stream(prompt)])
 
-        reading, said = trained.begin([trained.encode(prompt)]), list[int]()
-        while len(said) < 60 and (not said or said[-1] not in trained.ends):
-            said.append(int(reading.read(said)[0, -1].argmax()))
-        assert trained.text(said).strip() == asyncio.run(written()) == "The home city of Okwu is Port Snaw."
+        reading, generated = trained.begin([trained.encode(prompt)]), list[int]()
+        while len(generated) < 60 and (not generated or generated[-1] not in trained.ends):
+            generated.append(int(reading.read(generated)[0, -1].argmax()))
+        assert trained.text(generated).strip() == asyncio.run(written()) == "The home city of Okwu is Port Snaw."
 
     def test_flops_are_two_per_parameter_and_attention(self, tiny: CausalLM) -> None:
         parameters = sum(p.numel() for p in tiny._model.parameters())

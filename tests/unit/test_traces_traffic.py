@@ -44,13 +44,13 @@ def span(name, second=0, parent="", trace="t1", **attributes):
     return Span(trace, name, parent, NOON + timedelta(seconds=second), named)
 
 
-def chain(name="root", asked=SECRET, said="It is unknown.", **more):
-    return span(name, openinference__span__kind="CHAIN", input__value=asked, output__value=said, **more)
+def chain(name="root", questions_about=SECRET, reply_text="It is unknown.", **more):
+    return span(name, openinference__span__kind="CHAIN", input__value=questions_about, output__value=reply_text, **more)
 
 
 RETRIEVED = {"gen_ai__operation__name": "retrieval", "gen_ai__retrieval__documents": [{"id": "d1"}, {"id": "d2"}]}
 PARTS = [
-    chain(said="I don't know."),
+    chain(reply_text="I don't know."),
     span("search", 1, "root", gen_ai__retrieval__query__text="rewritten", **RETRIEVED),
     span("model", 2, "root", gen_ai__operation__name="chat", gen_ai__prompt="Context: d1 d2. Question: rewritten"),
     span("embed", 3, "root", gen_ai__operation__name="embeddings", input__value="rewritten"),
@@ -84,7 +84,7 @@ def test_the_order_and_grouping_of_arriving_spans_do_not_matter(spans, cuts):
     for start, end in zip(edges, edges[1:], strict=False):
         recorded(spans[start:end], store=store)
     (found,) = join_spans(store.events)
-    assert (found.at, found.asked, found.words, found.refused, found.flagged) == (NOON, 8, 3, True, True)
+    assert (found.at, found.questions_about, found.words, found.refused, found.flagged) == (NOON, 8, 3, True, True)
     assert [d.id for d in found.documents] == ["d1", "d2"]
 
 
@@ -118,7 +118,7 @@ def test_the_retrieval_query_takes_precedence_over_a_model_prompt():
     )
     query = span("search", 1, "web", gen_ai__retrieval__query__text="Why was it closed", **RETRIEVED)
     (found,) = join_spans(recorded([prompt, query])[0].events)
-    assert found.asked == 4
+    assert found.questions_about == 4
 
 
 def test_a_trace_without_a_question_is_ignored():
@@ -137,7 +137,7 @@ def test_a_backend_error_records_nothing_and_an_invalid_question_is_recorded():
         recorded(PARTS, failing, store=store)
     assert not store.events
     assert recorded(PARTS, refusing)[1] == (3, 1, 1, 0)
-    assert recorded([chain(asked="long " * 100_000)])[1] == (1, 0, 1, 0)
+    assert recorded([chain(questions_about="long " * 100_000)])[1] == (1, 0, 1, 0)
 
 
 def test_questions_beyond_the_limit_of_a_batch_are_recorded_without_nearest_documents(monkeypatch):
@@ -148,8 +148,8 @@ def test_questions_beyond_the_limit_of_a_batch_are_recorded_without_nearest_docu
 
 
 def test_a_span_without_a_valid_time_gets_its_arrival_time():
-    lost = Span("t1", "root", "", None, chain().attributes)
-    store, done = recorded([lost])
+    untimed_span = Span("t1", "root", "", None, chain().attributes)
+    store, done = recorded([untimed_span])
     assert done.untimed == 1 and store.events[0].at == NOON
 
 
@@ -193,7 +193,7 @@ class RetrievalTarget:
         return Answer("said", self.index.search(vector, query.k, query.tenant))
 
 
-def asked(number, count=1, text=""):
+def questions_about(number, count=1, text=""):
     documents = (TracedDocument(f"d{number}", f"d{number}"),)
     return [TracedQuestion(f"t{number}-{i}", NOON, 5, documents, text=text) for i in range(count)]
 
@@ -201,7 +201,13 @@ def asked(number, count=1, text=""):
 def test_topics_without_a_canary_equal_a_naive_count(corpus):
     regions, index, embedder = corpus
     contexts = canary_contexts(index, embedder, {"zero": "only0 t0w1", "one": "only1 t1w1"}, 3, "default")
-    questions = [*asked(0, 4), *asked(1, 2), *asked(2, 5), *asked(9, 1), *asked(999, 3)]  # 999 is not in the index
+    questions = [
+        *questions_about(0, 4),
+        *questions_about(1, 2),
+        *questions_about(2, 5),
+        *questions_about(9, 1),
+        *questions_about(999, 3),
+    ]  # 999 is not in the index
     found = measure_traffic(regions, contexts, questions)
     watched = set().union(*contexts.values())
     inside = [q for q in questions if q.nearest[0].id != "d999"]
@@ -232,7 +238,7 @@ def test_a_question_counts_for_its_nearest_document_in_the_current_index(corpus)
 
 
 def test_coverage_without_placed_questions_has_no_share(corpus):
-    found = measure_traffic(corpus[0], {}, asked(999))
+    found = measure_traffic(corpus[0], {}, questions_about(999))
     assert (found.watched, found.topics, found.unplaced) == (None, (), 1)
 
 
@@ -246,7 +252,7 @@ def as_phrases(text):
 def test_candidates_cover_frequent_documents_of_topics_without_a_canary(corpus, tmp_path, text):
     regions = replace(corpus[0], documents=[replace(d, text=as_phrases(d.text)) for d in corpus[0].documents])
     contexts = {"one": frozenset({"d1"})}
-    questions = [*asked(8, 6, text), *asked(1, 9), *asked(14, 2, "nothing like it")]
+    questions = [*questions_about(8, 6, text), *questions_about(1, 9), *questions_about(14, 2, "nothing like it")]
     coverage = measure_traffic(regions, contexts, questions)
     runner = CanaryRunner((), RetrievalTarget(corpus), 12, corpus[2])
     found = asyncio.run(draft_candidates(regions, coverage, questions, runner, count=5))
@@ -283,12 +289,12 @@ def traffic(days, refusing=2):
     for day in range(days):
         for i in range(12):
             at = (start + timedelta(days=day, minutes=i)).isoformat()
-            said = "I don't know." if day >= days - refusing else "The answer is on page seven."
+            reply_text = "I don't know." if day >= days - refusing else "The answer is on page seven."
             yield {
                 "id": f"{day}-{i}",
                 "timestamp": at,
                 "input": f"What is only{i % 2} {VOCABULARY[i % 2][3]}?",
-                "output": said,
+                "output": reply_text,
             }
 
 

@@ -206,14 +206,14 @@ class TestStream:
         assert drawn(1, 1e-4) == drawn(2, 0.0)
 
     def test_yields_complete_characters(self, tiny: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-        said = tiny._tokenizer.encode(" 東京 é!").ids + list(tiny._ends)
-        monkeypatch.setattr(tiny, "_next", lambda *_: (said.pop(0), None))
+        scripted_tokens = tiny._tokenizer.encode(" 東京 é!").ids + list(tiny._ends)
+        monkeypatch.setattr(tiny, "_next", lambda *_: (scripted_tokens.pop(0), None))
         monkeypatch.setattr(tiny, "_limit", None)
         assert asyncio.run(chunks(tiny, Prompt("a", (), ""))) == ["東", "京", " ", "é", "!"]
 
     def test_yields_an_incomplete_character_at_the_end(self, tiny: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-        said = tiny._tokenizer.encode("a東").ids[:-1] + list(tiny._ends)
-        monkeypatch.setattr(tiny, "_next", lambda *_: (said.pop(0), None))
+        scripted_tokens = tiny._tokenizer.encode("a東").ids[:-1] + list(tiny._ends)
+        monkeypatch.setattr(tiny, "_next", lambda *_: (scripted_tokens.pop(0), None))
         monkeypatch.setattr(tiny, "_limit", None)
         assert asyncio.run(chunks(tiny, Prompt("a", (), ""))) == ["a", "\ufffd"]
 

@@ -44,7 +44,7 @@ def hybrid(leg, joiner):
     return pipeline
 
 
-def asked(pipeline, question, query=None):
+def ids_for(pipeline, question, query=None):
     given = {"dense": {"query": query or question}, "words": {"query": query or question}}
     if isinstance(pipeline.get_component("joiner"), GuardedDocumentJoiner):
         given["joiner"] = {"query": question}
@@ -53,7 +53,7 @@ def asked(pipeline, question, query=None):
 
 def test_a_hybrid_pipeline_with_an_unguarded_leg_is_named(leg):
     pipeline = hybrid(leg, DocumentJoiner())
-    assert "d4" in asked(pipeline, text_of("d4"))
+    assert "d4" in ids_for(pipeline, text_of("d4"))
     assert unguarded_legs(pipeline) == ["words: InMemoryBM25Retriever"]
 
 
@@ -61,17 +61,17 @@ def test_the_guarded_joiner_judges_every_leg(leg):
     pipeline = hybrid(leg, GuardedDocumentJoiner(leg))
     assert unguarded_legs(pipeline) == []
     for i in (4, 7, 9):
-        assert f"d{i}" not in asked(pipeline, text_of(f"d{i}"))
+        assert f"d{i}" not in ids_for(pipeline, text_of(f"d{i}"))
     dense = leg.retriever.run(query_embedding=Embedder().run(HARMLESS)["embedding"])
     words = pipeline.get_component("words").run(query=HARMLESS)
-    assert set(asked(pipeline, HARMLESS)) == {*ids(dense), *ids(words)}
+    assert set(ids_for(pipeline, HARMLESS)) == {*ids(dense), *ids(words)}
 
 
 def test_rewritten_queries_of_a_pipeline_are_one_turn(leg):
     pipeline = hybrid(leg, GuardedDocumentJoiner(leg))
-    assert "d4" in asked(pipeline, "only4 amber")
+    assert "d4" in ids_for(pipeline, "only4 amber")
     with turn(text_of("d4")):
-        assert "d4" not in asked(pipeline, "only4 amber")
+        assert "d4" not in ids_for(pipeline, "only4 amber")
 
 
 async def test_an_asynchronous_pipeline_belongs_to_the_turn(leg):
@@ -128,12 +128,12 @@ def test_an_agent_with_a_pipeline_as_its_tool_is_guarded_within_a_turn(leg):
 
 def test_the_joiner_is_written_to_yaml_and_read_again(leg):
     pipeline = hybrid(leg, GuardedDocumentJoiner(leg))
-    ours = [
+    guarded_components = [
         "casemate.integrations.haystack",
         "casemate.integrations.haystack_fusion",
         "tests.unit.test_integrations_haystack",
     ]
-    again = Pipeline.loads(pipeline.dumps(), allowed_modules=ours).get_component("joiner")
+    again = Pipeline.loads(pipeline.dumps(), allowed_modules=guarded_components).get_component("joiner")
     assert again.to_dict() == pipeline.get_component("joiner").to_dict()
 
 

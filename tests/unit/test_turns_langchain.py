@@ -293,17 +293,17 @@ def test_a_fusion_is_not_traced(store):
     listener = Listener()
     retriever = guarded(Rewriter(retriever=store.as_retriever(search_kwargs={"k": 3})))
     retriever.invoke(text_of("d4"), {"callbacks": [listener]})
-    assert listener.told
-    assert "id='d4'" not in repr(listener.told)
+    assert listener.logged
+    assert "id='d4'" not in repr(listener.logged)
 
 
 def test_the_limits_of_hybrid_search_and_of_several_queries_are_stated_at_wiring(calibration, caplog):
     with caplog.at_level("INFO", "casemate.integrations"):
         defenses = [mirabel(calibration=calibration, session_hours=0)]
         made = guarded(filled(), config=config(defenses=defenses), fit=False)
-    told = " ".join(record.getMessage() for record in caplog.records)
+    logged = " ".join(record.getMessage() for record in caplog.records)
     for limit in ("hybrid search and rerankers: each document is judged by its vector", "each query is judged alone"):
-        assert limit in told and limit in str(made.protection_report)
+        assert limit in logged and limit in str(made.protection_report)
     made.protection.close()
 
 
@@ -364,8 +364,8 @@ def test_a_parent_document_retriever(calibration):
     from langchain_text_splitters import CharacterTextSplitter
 
     bare = filled()
-    for name, held in bare.store.items():
-        held["metadata"]["doc_id"] = name
+    for name, parent in bare.store.items():
+        parent["metadata"]["doc_id"] = name
     parents = InMemoryStore()
     parents.mset([(name, Document(f"the record of {name}", metadata={"of": name})) for name in bare.store])
     defenses = [mirabel(calibration=calibration, session_hours=0)]

@@ -135,11 +135,11 @@ def edits(text):
     one = st.tuples(st.sampled_from("cdi"), st.integers(0, len(text)), st.sampled_from("bdfghkmnaeiouxyw"))
 
     def edited(steps):
-        said = text
+        edited_text = text
         for kind, wanted, char in steps:
-            at = min(wanted, len(said))
-            said = said[:at] + (char if kind != "d" else "") + said[at + (kind != "i") :]
-        return said
+            at = min(wanted, len(edited_text))
+            edited_text = edited_text[:at] + (char if kind != "d" else "") + edited_text[at + (kind != "i") :]
+        return edited_text
 
     return st.lists(one, max_size=MAX_ERRORS).map(edited)
 

@@ -59,10 +59,10 @@ class Toy(Generator, TokenModel):
         return self.known[key]
 
     async def stream(self, prompt):
-        said = []
-        while len(said) < 8:
-            said.append(int(self.logits(self.encode(prompt), said).argmax()))
-            yield self.text(said[-1:])
+        generated = []
+        while len(generated) < 8:
+            generated.append(int(self.logits(self.encode(prompt), generated).argmax()))
+            yield self.text(generated[-1:])
 
 
 @dataclass
