@@ -32,7 +32,7 @@ class KillsWorker:
         return number * number
 
 
-def raise_backend_error(number):
+def refuse(number):
     raise BackendError(f"no {number} here", backend="fake", retryable=True)
 
 

@@ -42,7 +42,7 @@ from tests.cluster_tasks import (
     DotProducts,
     KillsWorker,
     environment_of,
-    raise_backend_error,
+    refuse,
     slow_every_third,
 )
 from tests.unit.folder_collection import FolderCollection
@@ -173,7 +173,7 @@ class TestMap:
 
     def test_exceptions_of_tasks_are_raised(self, cluster):
         with pytest.raises(BackendError, match="no [012] here") as caught:
-            list(cluster.map(raise_backend_error, range(3)))
+            list(cluster.map(refuse, range(3)))
         assert (caught.value.backend, caught.value.retryable) == ("fake", True)
 
     def test_a_shared_value_reaches_the_workers(self, cluster):

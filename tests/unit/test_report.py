@@ -112,8 +112,8 @@ def plain_text(auc, **changes):
         (Estimate(0.3, 0.25, 0.35), "below chance, .70 with inverted answers"),
     ],
 )
-def test_an_auc_is_described_in_words(auc, sentence):
-    assert auc_in_words(auc) == sentence
+def test_an_auc_is_described_in_words(auc, said):
+    assert auc_in_words(auc) == said
 
 
 def test_an_attack_is_described_in_one_sentence():
@@ -141,8 +141,8 @@ def test_an_attack_is_described_in_one_sentence():
         (AttackResult("a", "", "", None, None, error="no model"), "no metrics (no model); its result is unknown"),
     ],
 )
-def test_a_description_attributes_to_the_guard_only_its_own_effect(result, sentence):
-    assert sentence in describe_attack(result)
+def test_a_description_attributes_to_the_guard_only_its_own_effect(result, said):
+    assert said in describe_attack(result)
 
 
 def test_the_strongest_attack_has_the_auc_farthest_from_one_half():
