@@ -117,7 +117,7 @@ def test_qdrant_returns_withheld_documents_by_id_to_other_clients_only(tmp_path,
     store.protection.close()
 
 
-def test_qdrant_in_hybrid_mode_is_refused_with_the_way_out(tmp_path):
+def test_qdrant_in_hybrid_mode_is_rejected_with_advice(tmp_path):
     store = qdrant(tmp_path, Model())
     store.retrieval_mode = "hybrid"
     with pytest.raises(ConfigError, match="retrieval_mode 'dense'"):
@@ -134,7 +134,7 @@ def test_an_overwritten_table_of_lancedb_is_reloaded(tmp_path, calibration):
 
 
 @pytest.mark.parametrize("given_ids", [None, "other"])
-def test_keyword_documents_without_the_stores_ids_are_judged_by_their_text(pair, given_ids):
+def test_keyword_documents_without_ids_of_the_store_are_judged_by_their_text(pair, given_ids):
     pytest.importorskip("rank_bm25", reason="rank-bm25 is not installed")
     pytest.importorskip("langchain_community", reason="langchain-community is not installed")
     from langchain_community.retrievers import BM25Retriever

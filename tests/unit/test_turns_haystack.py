@@ -51,13 +51,13 @@ def ids_for(pipeline, question, query=None):
     return ids(pipeline.run(given)["joiner"])
 
 
-def test_a_hybrid_pipeline_with_an_unguarded_leg_is_named(leg):
+def test_an_unguarded_leg_of_a_hybrid_pipeline_is_reported(leg):
     pipeline = hybrid(leg, DocumentJoiner())
     assert "d4" in ids_for(pipeline, text_of("d4"))
     assert unguarded_legs(pipeline) == ["words: InMemoryBM25Retriever"]
 
 
-def test_the_guarded_joiner_judges_every_leg(leg):
+def test_the_guarded_joiner_judges_results_of_every_leg(leg):
     pipeline = hybrid(leg, GuardedDocumentJoiner(leg))
     assert unguarded_legs(pipeline) == []
     for i in (4, 7, 9):
@@ -74,7 +74,7 @@ def test_rewritten_queries_of_a_pipeline_are_one_turn(leg):
         assert "d4" not in ids_for(pipeline, "only4 amber")
 
 
-async def test_an_asynchronous_pipeline_belongs_to_the_turn(leg):
+async def test_an_asynchronous_pipeline_runs_within_the_turn(leg):
     pipeline = Pipeline()
     pipeline.add_component("dense", leg)
     with turn(text_of("d4")):
@@ -142,7 +142,7 @@ def test_a_retriever_without_embeddings_is_refused(leg):
         GuardedHaystackRetriever(InMemoryBM25Retriever(leg.retriever.document_store), Embedder())
 
 
-def test_a_component_behind_a_guarded_retriever_gets_allowed_documents_only(leg):
+def test_a_component_after_a_guarded_retriever_gets_only_allowed_documents(leg):
     pipeline = Pipeline()
     pipeline.add_component("dense", leg)
     pipeline.add_component("ranker", LostInTheMiddleRanker())

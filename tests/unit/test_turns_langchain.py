@@ -90,7 +90,7 @@ def leaks(retriever):
 
 
 @pytest.mark.parametrize("rewriter", [lambda leg: Rewriter(retriever=leg), multi_query], ids=["own", "MultiQuery"])
-def test_rewritten_queries_leak_at_most_what_the_question_itself_does(store, rewriter):
+def test_rewritten_queries_leak_no_more_than_the_question(store, rewriter):
     leg = store.as_retriever(search_kwargs={"k": 3})
     direct, before = leaks(leg), leaks(rewriter(leg))
     assert len(before) > len(direct)
@@ -120,7 +120,7 @@ def test_a_document_withheld_for_a_later_query_is_not_returned_for_an_earlier_on
     assert "d4" not in ids(guarded(Later(retriever=leg)).invoke(HARMLESS))
 
 
-def test_a_hybrid_search_with_an_unguarded_leg_is_refused_by_its_name(store):
+def test_a_hybrid_search_with_an_unguarded_leg_is_rejected_with_its_name(store):
     hybrid = Ensemble(retrievers=[store.as_retriever(), ByWord()])
     assert "d4" in ids(hybrid.invoke(text_of("d4")))
     assert unguarded_legs(hybrid) == ["Ensemble.retrievers[1]: ByWord"]
@@ -139,7 +139,7 @@ def test_a_hybrid_search_is_guarded_in_every_leg_by_the_store(store):
     assert set(ids(hybrid.invoke(HARMLESS))) == set(ids(bare.invoke(HARMLESS))) - {"web"}
 
 
-def test_langchains_own_ensemble_with_bm25(store):
+def test_the_ensemble_of_langchain_with_bm25_is_guarded(store):
     module = pytest.importorskip("langchain_classic.retrievers", reason="langchain-classic is not installed")
     pytest.importorskip("rank_bm25", reason="rank-bm25 is not installed")
     community = pytest.importorskip("langchain_community.retrievers", reason="langchain-community is not installed")
@@ -152,7 +152,7 @@ def test_langchains_own_ensemble_with_bm25(store):
     assert len(found.invoke(HARMLESS)) >= 4
 
 
-def test_a_compressor_of_rewritten_queries(store):
+def test_a_compressor_of_rewritten_queries_returns_only_allowed_documents(store):
     module = pytest.importorskip("langchain_classic.retrievers", reason="langchain-classic is not installed")
     from langchain_core.documents import BaseDocumentCompressor
 
@@ -339,7 +339,7 @@ def named_documents(retriever, question):
     return [d.metadata["of"] for d in retriever.invoke(question)]
 
 
-def test_a_history_aware_retriever(store):
+def test_a_history_aware_retriever_is_guarded(store):
     chains = pytest.importorskip("langchain_classic.chains", reason="langchain-classic is not installed")
     from langchain_core.language_models import FakeListChatModel
     from langchain_core.prompts import ChatPromptTemplate
@@ -358,7 +358,7 @@ def test_a_history_aware_retriever(store):
         assert "d4" not in ids(guarded_chain.invoke(asked))
 
 
-def test_a_parent_document_retriever(calibration):
+def test_a_parent_document_retriever_returns_only_allowed_parents(calibration):
     classic = pytest.importorskip("langchain_classic.retrievers", reason="langchain-classic is not installed")
     from langchain_classic.storage import InMemoryStore
     from langchain_text_splitters import CharacterTextSplitter
@@ -385,7 +385,7 @@ def test_a_parent_document_retriever(calibration):
     children.protection.close()
 
 
-def test_a_self_query_retriever(store):
+def test_a_self_query_retriever_is_guarded(store):
     classic = pytest.importorskip("langchain_classic.retrievers", reason="langchain-classic is not installed")
     from langchain_core.structured_query import StructuredQuery, Visitor
 
@@ -410,7 +410,7 @@ def test_a_self_query_retriever(store):
 
 
 @pytest.mark.slow
-def test_hypothetical_document_embeddings_leak_at_most_what_the_question_itself_does(store):
+def test_hypothetical_document_embeddings_leak_no_more_than_the_question(store):
     hyde = pytest.importorskip("langchain_classic.chains.hyde.base", reason="langchain-classic is not installed")
     from langchain_core.prompts import PromptTemplate
 
@@ -426,7 +426,7 @@ def test_hypothetical_document_embeddings_leak_at_most_what_the_question_itself_
     made.protection.close()
 
 
-async def test_an_agent_of_langgraph(store):
+async def test_an_agent_of_langgraph_is_guarded(store):
     graph = pytest.importorskip("langgraph.prebuilt", reason="langgraph is not installed")
     from langchain_core.language_models import GenericFakeChatModel
     from langchain_core.messages import AIMessage

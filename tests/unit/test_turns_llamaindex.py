@@ -80,7 +80,7 @@ def leaks(retriever):
 
 
 @pytest.mark.parametrize("use_async", [False, True])
-def test_query_fusion_leaks_at_most_what_the_question_itself_does(leg, use_async):
+def test_query_fusion_leaks_no_more_than_the_question(leg, use_async):
     direct, before = leaks(leg), leaks(fusion(leg, use_async=use_async))
     assert len(before) > len(direct)
     assert leaks(guarded(fusion(leg, use_async=use_async))) <= direct
@@ -106,7 +106,7 @@ def test_a_fusion_returns_all_nodes_in_observe_mode(calibration):
     observed.protection.close()
 
 
-def test_a_hybrid_fusion_with_an_unguarded_leg_is_refused_by_its_name(leg):
+def test_a_fusion_with_an_unguarded_leg_is_rejected_with_its_name(leg):
     hybrid = fusion(leg, ByWord())
     assert "d4" in ids(hybrid.retrieve(text_of("d4")))
     assert unguarded_legs(hybrid) == ["Fusion._retrievers[1]: ByWord"]
