@@ -246,7 +246,7 @@ def test_largest_cosine_of_each_chunk():
         (unit([(1, 0)]), np.array([[np.nan, 0]]), "unit length"),
     ],
 )
-def test_invalid_vectors_are_refused(E, S, says):
+def test_invalid_vectors_are_rejected(E, S, says):
     with pytest.raises(ValueError, match=says):
         chunk_recovery(["a"], E, segment_list(("a",), [1]), S)
 
@@ -294,7 +294,7 @@ def test_each_usual_length_has_a_window_size_near_it(lengths):
     assert len(sizes) <= max(1, np.log(high / low) / np.log(recovery.WINDOW_RATIO) + 1)
 
 
-def test_no_chunks_have_no_window_sizes():
+def test_window_sizes_of_an_empty_collection_are_empty():
     assert window_sizes([]) == window_sizes(["", " "]) == ()
 
 
@@ -308,7 +308,7 @@ def test_segment_has_the_first_query_that_gave_it():
 
 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
-def test_an_answer_that_equals_a_window_of_another_is_no_window(order):
+def test_an_answer_that_equals_a_window_of_another_is_not_a_window(order):
     answers = zip(order, ("One two. Three four. Five six.", "Three four."), strict=True)
     found = segments(answers, [2])
     is_window = dict(zip(found.texts, found.windows.tolist(), strict=True))

@@ -77,7 +77,7 @@ def test_a_draft_needs_a_reader(tmp_path: Path) -> None:
         asyncio.run(papers.reproduce("ragfort-table2", Setting(tmp_path, tmp_path, draft="draft"), quietly))
 
 
-def test_a_missing_reader_is_named(tmp_path: Path) -> None:
+def test_a_missing_reader_is_an_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no model at .*absent.gguf"):
         readers.reader_name(str(tmp_path / "absent.gguf"))
 

@@ -68,7 +68,7 @@ def test_the_rate_limit_holds_for_concurrent_callers():
     assert min(b - a for a, b in zip(starts, starts[1:], strict=False)) >= 0.01 - 1e-4
 
 
-def test_a_canceled_caller_loses_no_slot():
+def test_a_canceled_waiter_consumes_no_slot():
     async def run():
         limiter = RateLimiter(5)
         await limiter.acquire()

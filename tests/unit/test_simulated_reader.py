@@ -104,7 +104,7 @@ class TestPresence:
 
 
 @given(st.integers(0, len(WORDS) - 1), st.sampled_from(["replace", "insert", "drop"]))
-def test_one_changed_word_gives_no(at, how):
+def test_answers_no_if_one_word_is_changed(at, how):
     changed = list(WORDS)
     changed[at : at + (how != "insert")] = [] if how == "drop" else ["perhaps"]
     if how == "drop" and at in (0, len(WORDS) - 1):

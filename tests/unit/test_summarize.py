@@ -146,6 +146,6 @@ class TestWriter:
         assert "What is {nothing} {0}?" in writer.prompts[0].question
 
 
-def test_zero_sentences_are_refused():
+def test_zero_sentences_are_rejected():
     with pytest.raises(ConfigError, match="summarize: sentences=0"):
         Summarize(sentences=0)
