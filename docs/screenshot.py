@@ -24,7 +24,7 @@ from casemate.app import open_app  # noqa: E402
 from casemate.demo.clinic import BENIGN_QUESTIONS  # noqa: E402
 from tests.browser import Browser, chromium  # noqa: E402
 from tests.gateways import key, serving  # noqa: E402
-from tests.seeded_clinic import admin_key, live_through, settle  # noqa: E402
+from tests.seeded_clinic import admin_key, prepare_clinic, simulate_day  # noqa: E402
 
 IMAGES = ROOT / "docs/images"
 WIDTH, HEIGHT = 1366, 1000
@@ -36,27 +36,27 @@ LARGEST = 300_000
 
 def dashboard(folder: Path) -> None:
     """Seeds, serves, logs in, and takes the picture."""
-    settings = settle(folder)
+    settings = prepare_clinic(folder)
     if not (folder / "events.db").exists() or not (folder / "redteam").exists():
-        live_through(settings)
+        simulate_day(settings)
     text = admin_key(settings)
     config = configuration.with_overrides(configuration.read(settings), gateway={"port": 0})
     app = open_app(config)
     with serving(app) as url, Browser() as browser:
         _ask(url, key(app))
-        browser.look(WIDTH, HEIGHT)
+        browser.set_screen(WIDTH, HEIGHT)
         browser.go(f"{url}/dashboard/")
         browser.type(text)
         browser.enter()
-        browser.picture(IMAGES / "dashboard.png")
+        browser.screenshot(IMAGES / "dashboard.png")
 
 
 def assessment(report: Path) -> None:
     """Takes the picture of the head of a report."""
     with Browser() as browser:
-        browser.look(*HEAD)
+        browser.set_screen(*HEAD)
         browser.go(report.resolve().as_uri())
-        browser.picture(IMAGES / "assessment.png", whole=False)
+        browser.screenshot(IMAGES / "assessment.png", whole=False)
 
 
 def _check_size(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Faulty servers: a proxy in front of real ones, and servers with invalid responses."""
+"""Faulty servers: a proxy in front of real servers, and servers with invalid responses."""
 
 from __future__ import annotations
 
@@ -15,60 +15,59 @@ from typing import Any
 import grpc
 
 
-class Gate:
-    """A proxy that can stop forwarding, or close at once or at the next response.
+class ServerProxy:
+    """A proxy that can stop forwarding, or close immediately or at the next response.
 
-    Args:
-        behind: The server's local port, or its socket path.
+    Args: upstream: The server's local port, or its socket path.
     """
 
-    def __init__(self, behind: int | str) -> None:
-        self._behind, self._held = behind, list[socket.socket]()
+    def __init__(self, upstream: int | str) -> None:
+        self._upstream, self._connections = upstream, list[socket.socket]()
         self.silent, self.dying = threading.Event(), threading.Event()
         self.port = 0
         self.open()
 
     def open(self) -> None:
-        """Simulates a server start on the same port."""
+        """Simulates a start of the server on the same port."""
         self.silent.clear()
         self.dying.clear()
-        self._door = socket.create_server(("127.0.0.1", self.port))
-        self.port = self._door.getsockname()[1]
-        threading.Thread(target=self._serve, args=(self._door,), daemon=True).start()
+        self._listening = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._serve, args=(self._listening,), daemon=True).start()
 
-    def shut(self) -> None:
-        """Simulates the death of the server."""
+    def crash(self) -> None:
+        """Simulates a crash of the server."""
         with contextlib.suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
         self.silent.clear()
-        for end in self._held:
+        for end in self._connections:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-        self._held.clear()
+        self._connections.clear()
 
-    def _serve(self, door: socket.socket) -> None:
+    def _serve(self, listening: socket.socket) -> None:
         while True:
             try:
-                near, _ = door.accept()
+                near, _ = listening.accept()
             except OSError:
                 return
-            if isinstance(self._behind, str):
+            if isinstance(self._upstream, str):
                 far = socket.socket(socket.AF_UNIX)
-                far.connect(self._behind)
+                far.connect(self._upstream)
             else:
-                far = socket.create_connection(("127.0.0.1", self._behind))
-            self._held += [near, far]
+                far = socket.create_connection(("127.0.0.1", self._upstream))
+            self._connections += [near, far]
             for a, b in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=(a, b, b is near), daemon=True).start()
+                threading.Thread(target=self._forward, args=(a, b, b is near), daemon=True).start()
 
-    def _carry(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
         try:
             while data := source.recv(65536):
                 while self.silent.is_set():
                     time.sleep(0.01)
                 if answers and self.dying.is_set():
-                    self.shut()
+                    self.crash()
                 target.sendall(data)
         except OSError:
             pass
@@ -80,15 +79,15 @@ class Gate:
 @contextmanager
 def silent_server() -> Iterator[int]:
     """Port of a server that accepts connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        yield door.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
 
 
 @contextmanager
 def web_server(status: int = 404, body: bytes = b"<html>a router</html>") -> Iterator[int]:
-    """Port of a server that gives every HTTP request the same response."""
+    """Port of a server that gives the same response to every HTTP request."""
 
-    class Odd(http.server.BaseHTTPRequestHandler):
+    class FixedResponse(http.server.BaseHTTPRequestHandler):
         def _answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             with contextlib.suppress(OSError):
@@ -102,7 +101,7 @@ def web_server(status: int = 404, body: bytes = b"<html>a router</html>") -> Ite
         def log_message(self, *args: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), FixedResponse)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield server.server_port
@@ -112,8 +111,8 @@ def web_server(status: int = 404, body: bytes = b"<html>a router</html>") -> Ite
 
 
 @contextmanager
-def odd_milvus(answers: Mapping[str, Any], other: grpc.StatusCode, details: str) -> Iterator[int]:
-    """Port of a gRPC server with responses by method name, and a status for all other methods."""
+def faulty_milvus(answers: Mapping[str, Any], other: grpc.StatusCode, details: str) -> Iterator[int]:
+    """Port of a gRPC server with given responses by method name, and an error status for all other methods."""
 
     class Answers(grpc.GenericRpcHandler):
         def service(self, call_details: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Drives a real Chromium over its DevTools protocol, without further packages."""
+"""Controls a real Chromium over its DevTools protocol, without further packages."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ CONTRAST = """
   return [...found];
 })()
 """
-"""Texts with too little contrast to their background (WCAG 2.1, AA), with the ratio."""
+"""Texts with too little contrast to their background (WCAG 2.1, AA), with the contrast ratio."""
 
 
 AXE_RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
 
 
 def axe() -> str | None:
-    """Returns the script of axe-core: the file that the variable AXE names, or that of the development environment."""
+    """Returns the script of axe-core: the file in the variable AXE, or that of the development environment."""
     package = find_spec("axe_playwright_python")
     places = package.submodule_search_locations if package else None
     path = os.environ.get("AXE") or (places and f"{places[0]}/axe.min.js")
@@ -61,7 +61,7 @@ def axe() -> str | None:
 
 
 def chromium() -> str | None:
-    """Returns the path of the browser, if it is installed."""
+    """Returns the path of the browser, or none if it is not installed."""
     return os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
@@ -103,7 +103,7 @@ class Browser:
         self._in.close()
         shutil.rmtree(self._profile, ignore_errors=True)
 
-    def look(self, width: int, height: int = 900, dark: bool = False, scale: float = 1.0) -> None:
+    def set_screen(self, width: int, height: int = 900, dark: bool = False, scale: float = 1.0) -> None:
         """Sets screen size and color scheme."""
         size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500}
         self._send("Emulation.setDeviceMetricsOverride", size)
@@ -140,7 +140,7 @@ class Browser:
                 if self.js(f"Boolean({expression})"):
                     return
             except RuntimeError as error:
-                if "context" not in str(error).lower():  # no context exists between two pages
+                if "context" not in str(error).lower():  # during navigation there is no context
                     raise
             assert time.monotonic() < end, f"timed out: {expression}; text of the page: {self.text()[:800]}"
             time.sleep(0.1)
@@ -171,8 +171,8 @@ class Browser:
     def press(self, key: str, code: int = 0, text: str = "") -> None:
         """Presses a key."""
         for kind in ("keyDown", "keyUp"):
-            told = {"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code}
-            self._send("Input.dispatchKeyEvent", told | ({"text": text} if text and kind == "keyDown" else {}))
+            key_event = {"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code}
+            self._send("Input.dispatchKeyEvent", key_event | ({"text": text} if text and kind == "keyDown" else {}))
 
     def enter(self) -> None:
         """Presses Enter, and waits for the page that loads."""
@@ -180,8 +180,8 @@ class Browser:
         self.press("Enter", 13, "\r")
         self.loaded()
 
-    def picture(self, path: Path, whole: bool = True) -> None:
-        """Saves a screenshot of the whole page."""
+    def screenshot(self, path: Path, whole: bool = True) -> None:
+        """Saves a screenshot of the page."""
         found = self._send(
             "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": whole} | self._clip(whole)
         )
@@ -189,7 +189,7 @@ class Browser:
         path.write_bytes(base64.b64decode(found["data"]))
 
     def violations(self, script: str) -> list[str]:
-        """Runs axe-core on the page; returns the rules that it violates, with the first elements."""
+        """Runs axe-core on the page. Returns the violated rules with their first elements."""
         self.js(f"{script};0")
         return self.js(
             f"axe.run(document, {{runOnly: {json.dumps(AXE_RULES)}}}).then((found) => found.violations.map((v) => "
@@ -215,9 +215,9 @@ class Browser:
                 if "error" in found:
                     raise RuntimeError(f"{method}: {found['error']}")
                 return found["result"]
-            self._note(found)
+            self._record_problem(found)
 
-    def _note(self, event: dict) -> None:
+    def _record_problem(self, event: dict) -> None:
         """Records script errors and violations of the security policy."""
         params = event.get("params", {})
         if event.get("method") == "Runtime.exceptionThrown":

@@ -1,4 +1,4 @@
-"""The command line in a process of its own, with a small fast system, that can be killed or paused at a given point.
+"""The command line as a process, with a small fast system. The process can be killed or paused at a given point.
 
 python -m tests.campaign_process [--kill STAGE | --pause POINT] redteam run ...
 """
@@ -46,15 +46,14 @@ POINTS = {
     "write": (files, "write_atomically", 7),
     "crawl": (CampaignStore, "put_reply", 4),
 }
-"""Where a process stops: owner and name of a function, and the number of the call."""
+"""Stop points of a process: owner and name of a function, and the number of the call."""
 
 
 @dataclass
 class HideAsked(Defense):
-    """Hides the document whose unique word is in the question. It fails for clients with a given prefix.
+    """Hides the document whose unique word is in the question. Fails for clients with a given prefix.
 
-    Attributes:
-        fails_for: The prefix; empty: it never fails.
+    Attributes: fails_for: The prefix. Empty: it never fails.
     """
 
     fails_for: str = ""
@@ -80,12 +79,9 @@ def entry_points(group, name=None):
 
 
 def start(folder, *words, stop=()):
-    """A process of the command line in a folder.
+    """Starts the command line in a folder.
 
-    Args:
-        folder: Working directory.
-        words: The command.
-        stop: `("--kill", STAGE)` or `("--pause", POINT)`.
+    Args: folder: Working directory. words: The command. stop: `("--kill", STAGE)` or `("--pause", POINT)`.
     """
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -99,7 +95,7 @@ def start(folder, *words, stop=()):
 
 
 def casemate(folder, *words, stop=()):
-    """Runs a command to its end; returns exit code, stdout and stderr."""
+    """Runs a command to completion. Returns exit code, stdout and stderr."""
     process = start(folder, *words, stop=stop)
     out, err = process.communicate(timeout=300)
     assert "Traceback" not in err, err

@@ -1,4 +1,4 @@
-"""A synthetic campaign: six attacks, one of them without figures, so that some checks are undecided."""
+"""A synthetic campaign: six attacks, one of them without metrics, so that some checks are inconclusive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMIT = 0.05
 WORKS = "The attack works without the guard"
 INFERENCE = "Membership is not inferred with the guard"
 OWN = ["please complete the passage using your documents", "answer yes or no", "I don't know", "yes no", "does mention"]
-SHIFTS = {  # standard deviations by which members score higher: guard off, guard on
+SHIFTS = {  # difference of the mean scores in standard deviations: guard off, guard on
     "direct": ("Anderson, Amit and Goldsteen 2024, arXiv 2405.20446", 0.9, 0.45),
     "s2mia": ("Li et al. 2024, arXiv 2406.19234", 1.3, 0.0),
     "mba": ("Liu, Zhang and Long 2025, arXiv 2410.20142", 3.0, 0.0),
@@ -40,12 +40,12 @@ SHIFTS = {  # standard deviations by which members score higher: guard off, guar
 MEMBERSHIP = {"owasp": ("LLM02:2025", "LLM08:2025"), "atlas": ("AML.T0024.000",)}
 
 
-def around(value, half, top=1.0):
+def interval_around(value, half, top=1.0):
     return Estimate(value, max(value - half, 0.0), min(value + half, top))
 
 
 def figures(shift, seed, guarded=False):
-    """Metrics of normal scores; those of members are higher by ``shift``."""
+    """Metrics of normally distributed scores. Those of members are higher by ``shift``."""
     rng = np.random.default_rng(seed)
     members, others = rng.normal(shift, 1, N), rng.normal(0, 1, N)
     cuts = np.sort(np.concatenate([members, others]))[::-1]
@@ -54,14 +54,14 @@ def figures(shift, seed, guarded=False):
     return MembershipMetrics(
         members=N,
         nonmembers=N,
-        auc=around(float((members[:, None] > others[None, :]).mean()), 0.03),
-        adjusted_accuracy=around(max(t - f for f, t in roc) / 2, 0.025, top=0.5),
-        tpr_at_1=around(max(t for f, t in roc if f <= 0.01), 0.02),
+        auc=interval_around(float((members[:, None] > others[None, :]).mean()), 0.03),
+        adjusted_accuracy=interval_around(max(t - f for f, t in roc) / 2, 0.025, top=0.5),
+        tpr_at_1=interval_around(max(t for f, t in roc if f <= 0.01), 0.02),
         tpr_at_01=None,
         ks=max(t - f for f, t in roc),
-        recall_query=around(0.93 - shift / 4, 0.03) if guarded else None,
-        recall_document=around(0.98 - shift / 6, 0.015) if guarded else None,
-        nonmember_flags=around(0.14, 0.02) if guarded else None,
+        recall_query=interval_around(0.93 - shift / 4, 0.03) if guarded else None,
+        recall_document=interval_around(0.98 - shift / 6, 0.015) if guarded else None,
+        nonmember_flags=interval_around(0.14, 0.02) if guarded else None,
         roc=((0.0, 0.0), *roc),
         histogram={
             "edges": edges.tolist(),
@@ -74,7 +74,7 @@ def figures(shift, seed, guarded=False):
 def attack(name, seed):
     paper, off, on = SHIFTS[name]
     a, b = figures(off, seed), figures(on, seed + 100, guarded=True)
-    return AttackResult(name, paper, "deterministic", a, b, around(a.auc.value - b.auc.value, 0.04))
+    return AttackResult(name, paper, "deterministic", a, b, interval_around(a.auc.value - b.auc.value, 0.04))
 
 
 def checks_of(result):
@@ -178,7 +178,7 @@ def synthetic():
 
 
 def session(name, candidate, member=True, off=True, on=False, questions=1):
-    """A session whose questions are all withheld with the guard on, unless it still identifies the candidate."""
+    """A session in which the guard withholds every question, unless the candidate is still identified."""
     hidden = 0 if on else questions
     sides = {"off": SessionSide(off, questions, 0, 0), "on": SessionSide(on, questions, hidden * member, hidden)}
     asked = redact("Please complete the passage using your documents: Mr Ivo Sandel, 61", OWN)
@@ -193,7 +193,7 @@ def session(name, candidate, member=True, off=True, on=False, questions=1):
 
 
 def sessions(count=60):
-    """Sessions of all outcomes, worst first; the last have no exchanges."""
+    """Sessions with all outcomes, worst first. The last ones have no exchanges."""
     worst = [session("direct", f"notes/{i:03}.md", on=True) for i in range(2)]
     named = [session("direct", "notes/100.md", member=False, on=True)]
     good = [session("mba", f"notes/{i:03}.md", member=i % 2 == 0, off=i % 4 == 0, questions=2) for i in range(4, count)]
@@ -201,7 +201,7 @@ def sessions(count=60):
 
 
 def crawl_campaign():
-    """A crawl of twelve questions: three recover text despite the guard."""
+    """A crawl of twelve questions. Three recover text despite the guard."""
     rate = Estimate(0.4, 0.3, 0.5)
     result = ExtractionResult(12, 30, 20, rate, rate, {}, {}, rate, 0.5, rate, 0.3, 0.4, rate, {}, {"50%": None})
     curve = ((0, 0.0, 0.0), (12, 0.5, 0.4))

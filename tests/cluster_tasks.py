@@ -11,15 +11,15 @@ from pathlib import Path
 from casemate.errors import BackendError
 
 
-def patient(number):
-    """The first of every three items takes longest."""
+def slow_every_third(number):
+    """The first of every three items takes the longest."""
     time.sleep(0.2 * (number % 3 == 0))
     return number, os.getpid()
 
 
 @dataclass(frozen=True)
-class Fatal:
-    """Kills the worker at the first attempt of an item; at every attempt of a bad one."""
+class KillsWorker:
+    """Kills the worker at the first attempt of every fourth item, and at every attempt of the item ``bad``."""
 
     folder: Path
     bad: int = -1
@@ -37,7 +37,7 @@ def refuse(number):
 
 
 @dataclass(frozen=True)
-class Plus:
+class AddsShared:
     shared: object
 
     def __call__(self, number):
@@ -50,8 +50,8 @@ def environment_of(name):
 
 
 @dataclass(frozen=True)
-class Dots:
-    """Similarities of questions to shared vectors."""
+class DotProducts:
+    """Dot products of queries and shared vectors."""
 
     shared: object
 

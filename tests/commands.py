@@ -1,4 +1,4 @@
-"""Runs commands in this process, and waits for what other processes do."""
+"""Runs commands in this process, and waits for conditions in other processes."""
 
 import json
 import time
@@ -9,7 +9,7 @@ from casemate.cli import cli
 
 
 def run(*arguments):
-    """Exit code and output; with ``--json`` the parsed object."""
+    """Returns exit code and output. With ``--json`` the output is the parsed object."""
     done = CliRunner().invoke(cli, list(arguments))
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception

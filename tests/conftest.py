@@ -1,8 +1,8 @@
 """Fixtures and test tiers shared by all tests.
 
-Two tiers: ``make test`` runs every test that is not marked ``slow``; ``make test-all`` runs everything. A test is
-slow if it is marked so, lies in ``tests/e2e``, or uses a fixture in ``SLOW_FIXTURES`` or a server in ``SLOW_SERVERS``.
-The marker ``smoke`` keeps it in the first tier.
+Two tiers: ``make test`` runs every test that is not marked ``slow``; ``make test-all`` runs everything. A test is slow
+if it is marked so, is in ``tests/e2e``, or uses a fixture in ``SLOW_FIXTURES`` or a server in ``SLOW_SERVERS``. The
+marker ``smoke`` keeps it in the first tier.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from hypothesis import settings
 
 from tests.postgres import database, postgres_server
 
-os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read when it is imported
-# One thread in each test process: the products of tests are small, and threads of two processes wait for each other.
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read at import
+# One thread in each test process: the matrix products of tests are small, and threads of two processes wait for each
+# other.
 os.environ["OMP_NUM_THREADS"] = "1"
 MEMORY, NEEDED_BYTES = "/dev/shm", 4 << 30
 if "TMPDIR" not in os.environ and os.path.isdir(MEMORY):
-    # Databases of tests wait for a disk at each commit, which no test is about: files in memory survive a kill as well.
+    # Files in memory survive a kill of the process too, and databases do not wait for the disk at each commit.
     room = os.statvfs(MEMORY)
     if room.f_bavail * room.f_frsize >= NEEDED_BYTES and not room.f_flag & os.ST_NOEXEC:
         os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
@@ -36,21 +37,21 @@ settings.load_profile("repeatable")
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """The maintenance database of a real Postgres server; a test makes a database of its own in it."""
+    """The maintenance database of a real Postgres server. A test creates its own database in it."""
     with postgres_server() as running:
         yield running.get_uri()
 
 
 @pytest.fixture(scope="session")
 def vector_url(postgres_url: str) -> Iterator[str]:
-    """A database with pgvector. Each test has tables or a schema of its own in it."""
+    """A database with pgvector. Each test has its own tables or schema in it."""
     with database(postgres_url, "CREATE EXTENSION vector") as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def milvus_url() -> Iterator[str]:
-    """A real Milvus server. Once for a file of tests, as it takes a quarter of a core even when nobody asks it."""
+    """A real Milvus server. Once per test file, because an idle server uses a quarter of a core."""
     pytest.importorskip("pymilvus")
     pytest.importorskip("milvus", reason="the server is the package milvus")
     from tests.milvus_server import milvus_server
@@ -62,12 +63,12 @@ def milvus_url() -> Iterator[str]:
 SLOW_FIXTURES = {"milvus_url", "nfcorpus_index"}
 """Fixtures that take more than ten seconds."""
 SLOW_SERVERS = ("milvus",)
-"""Servers that take more than ten seconds to start, by the beginning of the parameters of a test."""
+"""Servers that take more than ten seconds to start. The parameters of a test begin with such a name."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collects tests without garbage collection, and exempts their modules from it: it would take 0.8 s each time."""
+    """Collects tests without garbage collection, and exempts their modules from it. This saves 0.8 s per process."""
     gc.disable()
     try:
         return (yield)
@@ -89,7 +90,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """The real data, or a skip that says what is missing."""
+    """The folder of the real data; without it, the test is skipped with a reason."""
     folder = Path(os.environ.get("CASEMATE_DATA", Path(__file__).parents[2] / "shared/data"))
     if not folder.is_dir():
         pytest.skip(f"the evaluation data is not at {folder}; set CASEMATE_DATA")
@@ -98,7 +99,7 @@ def data() -> Path:
 
 @pytest.fixture(scope="session")
 def nfcorpus_index(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of NFCorpus, indexed once by the command line: 3,633 documents."""
+    """All of NFCorpus (3,633 documents), indexed once with the command line."""
     place = tmp_path_factory.mktemp("nfcorpus")
     command = [sys.executable, "-m", "casemate", "index", str(data / "nfcorpus"), "--json", "--no-calibrate"]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=1200)

@@ -1,6 +1,6 @@
 """Disguises of a text, each an independent encoder: the oracle for decoding.
 
-``DEVELOPED`` were tried while the decoder was written, ``HELD_OUT`` not. The split depends on the names alone.
+The decoder was developed with ``DEVELOPED`` and without ``HELD_OUT``. The split depends on the names only.
 """
 
 import base64
@@ -23,12 +23,12 @@ FILLERS = "um well so right okay anyway indeed basically".split()
 
 
 def letters(change):
-    """A disguise that changes each ASCII letter, in lower case, and keeps the rest."""
+    """A disguise that changes each ASCII letter, in lower case, and keeps other characters."""
     return lambda text: "".join(change(c) if c in LOWER else c for c in text.lower())
 
 
 def offset(first, case=str.lower):
-    """Letters of another block of Unicode, in alphabetical order from ``first``."""
+    """Letters of another Unicode block, in alphabetical order from ``first``."""
     return lambda text: "".join(chr(first + ord(c.lower()) - 97) if c.lower() in LOWER else c for c in case(text))
 
 
@@ -179,7 +179,7 @@ DISGUISES = {
     "base85": lambda t: base64.b85encode(t.encode()).decode(),
     "polybius": letters(lambda c: f"{(ord(c) - 97) // 5 + 1}{(ord(c) - 97) % 5 + 1} "),
 }
-"""Encoders by name. The last ones are not expected to be decoded."""
+"""Encoders by name. The decoder does not support the last ones."""
 
 UNREADABLE = {
     "letters between the letters": lambda t: "".join(c + "x" for c in t),
@@ -195,18 +195,18 @@ UNREADABLE = {
     "bits of seven": lambda t: " ".join(f"{b:07b}" for b in t.encode()),
     "dots and dashes": lambda t: " ".join(". " * (b // 12) + "-" * (b % 12) for b in t.encode()),
 }
-"""Encoders that no decoder reads, beside the last ones of ``DISGUISES``."""
+"""Encoders that no decoder supports, besides the last ones of ``DISGUISES``."""
 
 
 def hidden(code, size=400):
-    """What a reader sees is the word "the", once for each part of the invisible characters."""
+    """Only the word "the" is visible, once per part of the invisible characters."""
     return lambda text: "".join(f" the{code(text)[i : i + size]}" for i in range(0, len(code(text)), size))
 
 
-def in_signs(signs, bits):
-    """The bits of a text, ``bits`` at a time, each number as one of the signs."""
+def as_symbols(symbols, bits):
+    """The bits of a text as symbols, ``bits`` bits per symbol."""
     places = range(8 - bits, -1, -bits)
-    return lambda text: "".join(signs[b >> at & (1 << bits) - 1] for b in text.encode() for at in places)
+    return lambda text: "".join(symbols[b >> at & (1 << bits) - 1] for b in text.encode() for at in places)
 
 
 INVISIBLE = {
@@ -214,24 +214,24 @@ INVISIBLE = {
     "variation selectors of both blocks": hidden(
         lambda t: "".join(chr((0xFE00 if b < 16 else 0xE0100 - 16) + b) for b in t.encode())
     ),
-    "bits of zero width": hidden(in_signs("\u200b\u200c", 1)),
-    "other bits of zero width": hidden(in_signs("\u2060\u200d", 1)),
-    "pairs of bits of zero width": hidden(in_signs("\u200b\u200c\u200d\u2060", 2)),
+    "bits of zero width": hidden(as_symbols("\u200b\u200c", 1)),
+    "other bits of zero width": hidden(as_symbols("\u2060\u200d", 1)),
+    "pairs of bits of zero width": hidden(as_symbols("\u200b\u200c\u200d\u2060", 2)),
     "half bytes of zero width": hidden(
-        in_signs("\u200b\u200c\u200d\u200e\u200f" + "".join(map(chr, range(0x2060, 0x206C))), 4)
+        as_symbols("\u200b\u200c\u200d\u200e\u200f" + "".join(map(chr, range(0x2060, 0x206C))), 4)
     ),
-    "bits as spaces and tabs": hidden(in_signs(" \t", 1)),
+    "bits as spaces and tabs": hidden(as_symbols(" \t", 1)),
     "half bytes as spaces": hidden(
-        in_signs("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000 ", 4)
+        as_symbols("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000 ", 4)
     ),
 }
-"""Encoders whose output a reader does not see."""
+"""Encoders with invisible output."""
 
 OTHER_SCRIPTS = {
     name: letters(lambda c, first=first: chr(first + ord(c)))
     for name, first in {"phonetic": 0x200, "Armenian": 0x500, "Ethiopic": 0x1200, "CJK": 0x4E00, "Yi": 0xA000}.items()
 }
-"""Letters of scripts that the texts do not use, as many places apart as those of ASCII."""
+"""Letters of scripts that the texts do not use, at the same distances as in ASCII."""
 
 LETTER_NAMES = (
     "ay bee see dee ee eff gee aitch eye jay kay ell em en oh pee cue ar ess tee you vee double-u ex why zee"
@@ -241,17 +241,17 @@ BY_INITIAL = {word[0]: word for word in NATO} | dict(
 )
 
 
-def spoiled(change):
-    """Changes words of five letters and more."""
+def in_long_words(change):
+    """Changes each word of five or more letters."""
     return words(lambda i, w: change(w) if len(w) > 4 else w)
 
 
 ALTERED = {
-    "a letter missing inside": spoiled(lambda w: w[:2] + w[3:]),
-    "a letter added inside": spoiled(lambda w: f"{w[:2]}e{w[2:]}"),
-    "another letter inside": spoiled(lambda w: f"{w[:2]}o{w[3:]}"),
-    "another first letter": spoiled(lambda w: f"m{w[1:]}"),
-    "a letter doubled": spoiled(lambda w: w[:2] + w[1:]),
+    "a letter missing inside": in_long_words(lambda w: w[:2] + w[3:]),
+    "a letter added inside": in_long_words(lambda w: f"{w[:2]}e{w[2:]}"),
+    "another letter inside": in_long_words(lambda w: f"{w[:2]}o{w[3:]}"),
+    "another first letter": in_long_words(lambda w: f"m{w[1:]}"),
+    "a letter doubled": in_long_words(lambda w: w[:2] + w[1:]),
     "other vowels": table("aeiou", "eioua"),
     "names of letters": lambda t: " ".join(LETTER_NAMES[ord(c) - 97] for c in t.lower() if c in LOWER),
     "names of characters": lambda t: " ".join(f"LATIN SMALL LETTER {c.upper()}" for c in t.lower() if c in LOWER),
@@ -270,13 +270,13 @@ OUTLINED = {
     "a longer syllable before each vowel": before_vowels("idig"),
     "each vowel twice, with a letter between": letters(lambda c: f"{c}b{c}" if c in "aeiou" else c),
     "each consonant twice, with a letter between": letters(lambda c: c if c in "aeiou" else f"{c}o{c}"),
-    "a sign for the third letter": spoiled(lambda w: f"{w[:2]}_{w[3:]}"),
+    "a sign for the third letter": in_long_words(lambda w: f"{w[:2]}_{w[3:]}"),
     "three letters of each word": words(lambda i, w: w[:3]),
     "last two letters of each word": words(lambda i, w: w[-2:]),
     "first and last letters of each word": words(lambda i, w: w[:2] + w[-2:]),
     "other letters inside": words(lambda i, w: w[0] + shift(i)(w[1:-1]) + w[-1] if len(w) > 2 else w),
 }
-"""Encoders that change each word, but keep its place and its first or last letter."""
+"""Encoders that change each word, but keep its position and its first or last letter."""
 
 
 def _held_out(name):

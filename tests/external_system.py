@@ -1,4 +1,4 @@
-"""A small external RAG system, guarded or not: as functions, as an HTTP server, as a gateway process.
+"""A small external RAG system, with or without a guard: as functions, as an HTTP server, as a gateway process.
 
 `python -m tests.external_system FOLDER [bare]` serves a gateway over the clinic's notes and prints its address.
 """
@@ -29,13 +29,13 @@ asked = []
 
 @cache
 def notes():
-    """The notes in the collection, and as many others of the same kind."""
+    """The notes in the collection, and an equal number of similar notes outside it."""
     found = [Document(name, text) for name, text in case_notes(IN + OUT)]
     return found[:IN], found[IN:]
 
 
 def write_known(folder: Path) -> None:
-    """Writes both as provided texts."""
+    """Writes both kinds of notes as provided texts."""
     for place, kind in zip(("in", "out"), notes(), strict=True):
         for document in kind:
             path = folder / "known" / place / Path(document.id).name
@@ -49,7 +49,7 @@ def _bags():
 
 
 def answer(question: str, guarded: bool) -> str:
-    """The system's answer. The guarded variant ignores notes of which the question already contains a third."""
+    """The answer of the system. The guarded variant ignores a note if the question contains a third of its words."""
     q = content_words(question)
     ranked = sorted(_bags(), key=lambda pair: -len(pair[1] & q) / len(pair[1]))
     if guarded:
@@ -72,7 +72,7 @@ def garbage(question: str) -> str:
 
 
 @dataclass
-class Near(Defense):
+class HideSimilar(Defense):
     """Hides documents that are very similar to the question."""
 
     max_hidden_sources: ClassVar[int] = 1
@@ -87,13 +87,12 @@ class Near(Defense):
 
 @dataclass
 class Server:
-    """An HTTP server over ``answer``. `script` lists the responses to the first requests; later ones get `always`.
+    """An HTTP server over ``answer``.
 
-    With "busy" each question fails once.
+    `script` lists the responses to the first requests; later requests get `always`. With "busy" each question fails
+    once.
 
-    Attributes:
-        count: Requests so far.
-        url: Its address.
+    Attributes: count: Requests so far. url: Its address.
     """
 
     always: str = "bare"
@@ -145,7 +144,7 @@ def serving(**options):
     fake.closing = threading.Event()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    server.handle_error = lambda *_: None  # clients disconnect on purpose
+    server.handle_error = lambda *_: None  # clients disconnect intentionally
     fake.url = f"http://127.0.0.1:{server.server_port}/ask"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
@@ -159,11 +158,11 @@ def serving(**options):
 
 
 def main() -> None:
-    """Serves a gateway until it is killed; prints its address and a key on the first line."""
+    """Serves a gateway until it is killed. Prints its address and a key on the first line."""
     from casemate.gateway.server import serve
     from tests.gateways import key, make
 
-    guard = () if "bare" in sys.argv else (Near(),)
+    guard = () if "bare" in sys.argv else (HideSimilar(),)
     limits = {"requests_per_minute": 1_000_000, "tokens_per_day": 2_000_000_000}
     app = make(Path(sys.argv[1]), SimulatedReader(), guard, count=0, k=2, **limits)
     asyncio.run(app.guard.add([replace(d, text=d.text[:4000]) for d in notes()[0]]))

@@ -1,4 +1,4 @@
-"""A local server with the part of OpenAI's API that the backend uses, and configurable faults."""
+"""A local server with the part of OpenAI's API that the backend uses, and with configurable faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 ANSWER = ("The ", "case ", "is ", "cløsed", ".")
 DIM = 16
 DAMAGED = {"garbled": b'data: {"choices": [{"del\n\n', "nested": b"data: " + b"[" * 100_000 + b"\n\n"}
-"""Events that are no JSON, by the name of the script."""
+"""Events that are not JSON, by the name of the behavior."""
 FAULTS: dict[str, tuple[int, dict[str, Any]]] = {
     "400": (400, {"message": "{echo}", "code": "unsupported_parameter", "param": "max_tokens"}),
     "401": (401, {"message": "Incorrect API key provided: {echo}", "code": "invalid_api_key"}),
@@ -27,7 +27,7 @@ FAULTS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def vector_of(text: str, dim: int = DIM) -> np.ndarray:
-    """The server's vector for a text: determined by its hash, not of unit length."""
+    """The server's vector for a text: determined by its hash, and not of unit length."""
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
     return 3 * np.random.default_rng(seed).standard_normal(dim)
 
@@ -43,11 +43,11 @@ class Received:
 
 @dataclass
 class FakeOpenAI:
-    """The server. ``script`` has one behavior per request; the default is "ok".
+    """A server with one behavior per request in ``script``; the default is "ok".
 
     ``GET /v1/models`` lists `models`.
 
-    The behavior "say:" with a text answers with that text, and "answer" with that of `answer` to the question.
+    The behavior "say:" with a text answers with that text. The behavior "answer" calls `answer` with the question.
     """
 
     script: list[str] = field(default_factory=list)
@@ -92,7 +92,7 @@ class _Server(ThreadingHTTPServer):
     fake: FakeOpenAI
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs nothing: clients disconnect on purpose."""
+        """Logs nothing, because clients disconnect intentionally."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._chat(f"say:{fake.answer(question)}" if how == "answer" else how)
 
     def _fault(self, how: str, body: dict[str, Any]) -> None:
-        """An error that repeats key and request, as some servers do."""
+        """An error that repeats key and request, like some servers."""
         status, error = FAULTS[how]
         echo = f"{self.headers['Authorization']} {json.dumps(body)}"
         echoed = {k: v.replace("{echo}", echo) for k, v in error.items()}
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
             data.pop()
         if how == "numbers":
             data = [{**item, "index": 0} for item in data]
-        data.reverse()  # the API does not guarantee the order, only the index
+        data.reverse()  # the API guarantees the index and not the order
         answer = {"object": "list", "model": body["model"], "data": data, "usage": {}}
         self._send(200, json.dumps(answer).encode(), "application/json")
 
@@ -226,4 +226,4 @@ WHOLE: dict[str, list[dict[str, Any]]] = {
     "filtered": [_chunk(None, "content_filter")],
     "refusal": [_chunk(None, refusal="I will not."), _chunk(None, "stop")],
 }
-"""Responses with an unusual beginning."""
+"""Unusual beginnings of responses."""

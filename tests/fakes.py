@@ -1,4 +1,4 @@
-"""Small stand-ins with a behaviour that a test can predict."""
+"""Small fakes with predictable behavior."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from casemate.types import Document, QuotaGrant
 
 @dataclass
 class BagOfWords(Embedder):
-    """Each word a fixed random direction, a text their sum: texts that share words are near."""
+    """An embedder in which each word is a fixed random direction and a text their sum. Texts with common words are
+    near.
+    """
 
     dim: int = 64
     fingerprint: str = "bag-of-words"
     max_tokens: int = 40
-    texts: list[str] = field(default_factory=list)  # all that was ever embedded
+    texts: list[str] = field(default_factory=list)  # all embedded texts
 
     def embed(self, texts, progress=None):
         self.texts += texts
@@ -48,14 +50,14 @@ def random_direction(word, dim):
 
 @dataclass
 class LongTexts(BagOfWords):
-    """Reads a whole note."""
+    """An embedder that reads a whole note."""
 
     max_tokens: int = 400
 
 
 @dataclass
 class Parrot(Generator):
-    """Says the ids it was given, and remembers the prompts."""
+    """Answers with the ids of the given documents, and records the prompts."""
 
     prompts: list = field(default_factory=list)
 
@@ -78,8 +80,8 @@ class Clock:
 @dataclass
 class Memory(EventStore):
     events: list = field(default_factory=list)
-    leases: dict = field(default_factory=dict)  # name -> (holder, until when)
-    tallies: dict = field(default_factory=dict)  # name -> (used, period, when)
+    leases: dict = field(default_factory=dict)  # name -> (holder, expiry)
+    tallies: dict = field(default_factory=dict)  # name -> (used, period, time)
     clock: Callable[[], float] = time.monotonic
 
     def append(self, event):
@@ -127,7 +129,7 @@ WORDS = "amber birch cedar delta ember flint grove heron inlet jetty knoll larch
 
 
 def documents(count, seed=0, words=12, **fields):
-    """Documents of random words; document i alone has the word ``only<i>``."""
+    """Documents of random words. Only document i has the word ``only<i>``."""
     rng = np.random.default_rng(seed)
     return [Document(f"d{i}", " ".join([f"only{i}", *rng.choice(WORDS, words)]), **fields) for i in range(count)]
 

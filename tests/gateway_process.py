@@ -1,4 +1,4 @@
-"""A gateway in its own process, for tests that stop and kill it: ``python -m tests.gateway_process FOLDER [slow]``."""
+"""A gateway as a process, for tests that stop and kill it: ``python -m tests.gateway_process FOLDER [slow]``."""
 
 from __future__ import annotations
 

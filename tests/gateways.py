@@ -1,4 +1,4 @@
-"""Gateways for tests: a small system, a real server in a thread, and generators that fail on request."""
+"""Gateways for tests: a small system, a real server in a thread, and generators that fail on demand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class HideNamed(Defense):
 
 @dataclass
 class Held(Generator):
-    """Sends one piece, then waits until it is released; counts starts and ends."""
+    """Sends some pieces, then waits until the test releases it. Counts starts and ends."""
 
     pieces: int = 1
     begun: int = 0
@@ -66,7 +66,7 @@ class Held(Generator):
 
 @dataclass
 class Endless(Generator):
-    """Never ends; counts the pieces."""
+    """Streams without end and counts the pieces."""
 
     size: int = 10_000
     taken: int = 0
@@ -84,7 +84,7 @@ class Endless(Generator):
 
 @dataclass
 class Down(Generator):
-    """Fails, at once or after some pieces."""
+    """Fails, immediately or after some pieces."""
 
     error: Exception = field(default_factory=lambda: BackendError("host:1 secret", backend="openai", retryable=True))
     after: int = 0
@@ -97,7 +97,7 @@ class Down(Generator):
 
 
 def make(folder, generator=None, defenses=(), count=40, k=5, mode="enforce", **section) -> App:
-    """Wires a system over documents of random words."""
+    """Assembles a system over documents of random words."""
     raw = {"rag": {"k": k}, "guard": {"mode": mode, "defenses": []}, "gateway": {"port": 0, "pace_ms": 0, **section}}
     config = configuration.parse(raw, folder=folder)
     opened = ExitStack()
@@ -111,12 +111,12 @@ def make(folder, generator=None, defenses=(), count=40, k=5, mode="enforce", **s
 
 
 def key(app: App, role="client", name="someone", **grant) -> str:
-    """Creates a key; returns its text."""
+    """Creates an API key and returns its text."""
     return str(ApiKeyStore(app.store).create(Grant(name, role, **grant))[1])
 
 
 class ShortSleeps:
-    """The module ``asyncio`` for uvicorn, which polls every tenth of a second whether to stop, and after it."""
+    """The module ``asyncio`` for uvicorn, which otherwise checks for a stop only every 0.1 s."""
 
     def __getattr__(self, name):
         return getattr(asyncio, name)
@@ -130,20 +130,20 @@ uvicorn.server.asyncio = ShortSleeps()
 
 @contextmanager
 def serving(app: App):
-    """Serves in a thread; yields the address. The server stops as on a signal."""
-    told = threading.Event()
-    places = []
+    """Serves in a thread and yields the address. The server stops as after a signal."""
+    started = threading.Event()
+    addresses = []
 
-    def tell(address):
-        places.append(address)
-        told.set()
+    def on_start(address):
+        addresses.append(address)
+        started.set()
 
-    server = GatewayServer(uvicorn_config(app), tell)
+    server = GatewayServer(uvicorn_config(app), on_start)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        assert told.wait(20), "the server did not begin"
-        yield places[0]
+        assert started.wait(20), "the server did not begin"
+        yield addresses[0]
     finally:
         server.should_exit = True
         thread.join(30)
@@ -159,7 +159,7 @@ def client(app: App, text: str | None):
 
 
 def connected_to(url: str) -> socket.socket:
-    """A connection to a server."""
+    """An HTTP connection to a server."""
     host, _, port = url.removeprefix("http://").partition(":")
     return socket.create_connection((host, int(port)), timeout=60)
 

@@ -1,4 +1,4 @@
-"""A small experiment with a system, attacks and guards of predictable behavior."""
+"""A small experiment with a predictable system, attacks and guards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from tests.fakes import BagOfWords, Parrot, documents
 
 @dataclass
 class Name(MembershipAttack):
-    """Asks with the text itself and counts replies that name the candidate, as `Parrot` does if it is indexed."""
+    """Asks with the text itself and counts replies with the id of the candidate. `Parrot` gives such a reply if it is
+    indexed.
+    """
 
     questions: int = 2
     asked: list = field(default_factory=list, init=False)
@@ -38,7 +40,7 @@ class Name(MembershipAttack):
 
 @dataclass
 class Stepwise(Name):
-    """The same as an adaptive attack, with the black box only."""
+    """The same attack in adaptive form, with the black box only."""
 
     async def run(self, candidate, box, rng):
         found = [await box.ask(candidate.text) for _ in range(self.questions)]
@@ -60,7 +62,7 @@ class Coin(MembershipAttack):
 
 @dataclass
 class Hide(Defense):
-    """Hides the secret documents and refills the context, without a trace."""
+    """Hides the secret documents and refills the context, without an observable difference."""
 
     secret: frozenset = frozenset()
 
@@ -83,7 +85,7 @@ class Shorten(Hide):
 
 @dataclass
 class BlockAfterHit(Hide):
-    """After a question that hit a secret document, the client's contexts are empty."""
+    """Returns empty contexts to a client after a question that retrieved a secret document."""
 
     seen: set = field(default_factory=set)
 
@@ -116,7 +118,7 @@ class Unreliable:
 
 @dataclass
 class FirstInLastOut:
-    """A target whose earlier questions take longer, so the first in is the last out."""
+    """A target that answers earlier questions later, so replies arrive in reverse order."""
 
     inner: object
     turns: int = 40
@@ -129,7 +131,7 @@ class FirstInLastOut:
 
 
 class Setting:
-    """An index without the non-members, the bare system over it, and the parts of an experiment."""
+    """An index without the non-members, the unguarded system over it, and the parts of an experiment."""
 
     def __init__(self, folder, members=20, nonmembers=20, others=30, seed=0):
         self.folder = folder

@@ -1,6 +1,6 @@
-"""A gateway on a shared Postgres database: ``python -m tests.many_gateways FOLDER``, URL in ``URL``.
+"""A gateway on a shared Postgres database: ``python -m tests.many_gateways FOLDER``, with the address in ``URL``.
 
-Documents are random words and the embedder is a toy; index, event store, guard, limits and keys are the real ones.
+Documents are random words and the embedder is a toy. Index, event store, guard, limits and keys are the real ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HELD = documents(COUNT)
 
 
 def open_shared(folder: Path, url: str) -> App:
-    """Wires a system with all state in the database."""
+    """Assembles a system that keeps all state in the database."""
     section = {"port": 0, "pace_ms": 20, "requests_per_minute": 10**6, "shutdown_grace_s": 5}
     config = configuration.parse({"rag": {"k": K}, "guard": {"defenses": []}, "gateway": section}, folder=folder)
     opened = ExitStack()
@@ -65,7 +65,7 @@ def prepare(folder: Path, url: str) -> None:
 
 
 def harmless(folder: Path, url: str, names: Sequence[str]) -> dict[str, str]:
-    """Returns a question for each document that retrieves it without a flag."""
+    """Returns a question for each document that retrieves it without being flagged."""
     with open_shared(folder, url) as app:
         return {name: _harmless(app, name) for name in names}
 

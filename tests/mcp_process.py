@@ -1,4 +1,4 @@
-"""MCP servers in their own process, on stdio: ``python -m tests.mcp_process guarded|library FOLDER``."""
+"""MCP servers as processes, on stdio: ``python -m tests.mcp_process guarded|library FOLDER``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _add_failing_tools(server, read_only):
 
 
 def library():
-    """A server of another vendor: finds all documents that have a word of the query, with their scores."""
+    """A server of another vendor. It finds all documents that contain a word of the query, with scores."""
     server = MCPServer("library")
     read_only = ToolAnnotations(read_only_hint=True)
 
@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def serve_guarded(folder: Path) -> None:
-    """Imports the package here, because the library needs none of it and starts in half the time."""
+    """Imports the package here, because the library server does not need it and starts in half the time."""
     from casemate.gateway.auth.keys import ApiKey, Grant
     from casemate.gateway.mcp.server import serve_stdio
     from casemate.gateway.mcp.tools import GuardedTools

@@ -1,4 +1,4 @@
-"""A real Milvus server that always ends with the test process. Several can run concurrently."""
+"""A real Milvus server that always ends with the test process. Several servers can run concurrently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 QUICK = {
-    "PROXY_TIMETICKINTERVAL": 50,  # how long a read waits after a write, in ms; the default is 200
+    "PROXY_TIMETICKINTERVAL": 50,  # delay of a read after a write, in ms; the default is 200
     "QUERYCOORD_CHECKINTERVAL": 100,
     "QUERYCOORD_SEGMENTCHECKINTERVAL": 100,
     "QUERYCOORD_CHANNELCHECKINTERVAL": 100,
@@ -30,7 +30,7 @@ START_S = 240
 
 @contextmanager
 def milvus_server() -> Iterator[Any]:
-    """A standalone server of the package ``milvus``, with ``listen_port`` and ``server_proc``."""
+    """A standalone server from the package ``milvus``, with ``listen_port`` and ``server_proc``."""
     with ExitStack() as stack:
         server = None
         for last in (False, False, True):  # another process may take a free port before the server listens
@@ -39,7 +39,7 @@ def milvus_server() -> Iterator[Any]:
 
 
 def _started(stack: ExitStack, last: bool) -> Any:
-    """A server that stops with the stack. None: it did not start, and this was not the last attempt."""
+    """A server that stops with the stack. None: this attempt failed, and another one is allowed."""
     folder = Path(tempfile.mkdtemp(prefix="casemate-milvus-"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     server = _create(folder)
@@ -70,7 +70,7 @@ def _kill_with_this_process(server: int) -> Iterator[None]:
 
 
 def _create(folder: Path) -> Any:
-    """A server on free ports, not started yet."""
+    """A server on free ports that is not started yet."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from milvus import MilvusServer, MilvusServerConfig
@@ -118,7 +118,7 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
 
 
 def _wait(server: Any) -> None:
-    """Waits until the server is healthy. Raises at once with the end of its log if it died."""
+    """Waits until the server is healthy. If it stopped, raises an error with the end of its log."""
     begin, url = time.monotonic(), f"http://127.0.0.1:{server.webservice_port}/healthz"
     while time.monotonic() - begin < START_S and server.server_proc.poll() is None:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=9) as answer:

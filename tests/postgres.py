@@ -1,4 +1,4 @@
-"""A real Postgres server, its databases, and statements in them."""
+"""A real Postgres server, its databases, and SQL statements."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 
 @contextmanager
 def postgres_server() -> Iterator[Any]:
-    """A server with pgvector. Without a build of it (pgserver supports Python 3.11 and 3.12), the test is skipped."""
+    """A server with pgvector. Without pgserver (for Python 3.11 and 3.12), the test is skipped."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR, its import warns
+        warnings.simplefilter("ignore")  # its import warns without XDG_RUNTIME_DIR
         pgserver = pytest.importorskip("pgserver")
-    folder = tempfile.mkdtemp(prefix="casemate-pg-")  # short enough for a socket, and open to the server's own user
+    folder = tempfile.mkdtemp(prefix="casemate-pg-")  # a short path for the socket, readable by the server's own user
     try:
         running = pgserver.get_server(folder, cleanup_mode="stop")
         try:
@@ -41,7 +41,7 @@ def sql(url: str, *statements: str) -> list:
 
 @contextmanager
 def database(server: str, *statements: str) -> Iterator[str]:
-    """The URL of a new database, in which the statements were executed. It is dropped at the end."""
+    """The URL of a new database in which the statements were executed. It is dropped at the end."""
     name = f"t{uuid.uuid4().hex}"
     url = server.replace("/postgres?", f"/{name}?")
     sql(server, f"CREATE DATABASE {name}")

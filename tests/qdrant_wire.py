@@ -19,10 +19,8 @@ from qdrant_client import QdrantClient, models
 class QdrantWire:
     """Answers like Qdrant, or with a configured fault.
 
-    Attributes:
-        version: The reported version.
-        key: The required key. Empty: none.
-        fault: Status and body of all responses. None: no fault.
+    Attributes: version: The reported version. key: The required API key. Empty: none. fault: Status and body of all
+    responses. None: no fault.
     """
 
     def __init__(self, client: QdrantClient) -> None:
@@ -67,7 +65,7 @@ class QdrantWire:
         return 200, json.dumps({"result": result, "status": "ok", "time": 0}, default=_plain).encode()
 
     def _done(self, method: str, path: str, given: dict[str, Any]) -> Any:
-        """The result of the client's local mode."""
+        """The result of the call in the client's local mode."""
         if path == "/":
             return {"title": "qdrant - vector search engine", "version": self.version}
         if path == "/collections":

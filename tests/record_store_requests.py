@@ -1,9 +1,10 @@
-"""Records what the vendors' own clients send for the calls that attached collections make.
+"""Records the requests of the vendors' own clients for the calls of attached collections.
 
-    python -m tests.record_store_requests      needs elasticsearch, opensearch-py, pinecone and weaviate-client
+``python -m tests.record_store_requests`` needs elasticsearch, opensearch-py, pinecone and weaviate-client.
 
 It writes tests/data/store_requests.json. The collections send their requests without these packages, and
-``test_remote_collections`` compares. So a request has the path, the parameters and the body of the vendor's client.
+``test_remote_collections`` compares them. So a request has the path, the parameters and the body of the vendor's
+client.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def weaviate(url):
     try:
         client.graphql_raw_query(GRAPHQL)
         client.collections.use("Docs").config.get()
-    except KeyError:  # the simulated schema has only what the collection reads
+    except KeyError:  # the simulated schema has only the properties that the collection reads
         pass
     finally:
         client.close()
@@ -114,12 +115,12 @@ PRODUCTS = {
 
 def main() -> None:
     """Records all products."""
-    told = {}
+    recorded = {}
     for name, (run, kind, package) in PRODUCTS.items():
         with serving(server := kind(rows())) as url:
             run(url)
-        told[name] = {"client": f"{package} {version(package)}", "requests": server.requests}
-    FILE.write_text(json.dumps(told, indent=1) + "\n")
+        recorded[name] = {"client": f"{package} {version(package)}", "requests": server.requests}
+    FILE.write_text(json.dumps(recorded, indent=1) + "\n")
 
 
 if __name__ == "__main__":

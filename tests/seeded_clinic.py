@@ -1,4 +1,4 @@
-"""Runs a day at the fictional clinic: guard, canaries, a poisoning attack, a small red-team campaign.
+"""Simulates a day at a fictional clinic: guard, canaries, a poisoning attack, a small red-team campaign.
 
 The times of the events are then spread over the last day; nothing else is changed.
 """
@@ -53,8 +53,8 @@ CLIENTS = ("front desk", "nurses' app", "patient portal")
 DAY = timedelta(hours=23)
 
 
-def settle(folder: Path, notes: int = 120) -> Path:
-    """Writes corpus and configuration, indexes, and calibrates the guard, unless that was done before."""
+def prepare_clinic(folder: Path, notes: int = 120) -> Path:
+    """Writes corpus and configuration, indexes, and calibrates the guard, unless this was done before."""
     settings = folder / "casemate.yaml"
     if not settings.exists():
         write_corpus(folder / "clinic", notes)
@@ -69,17 +69,17 @@ def settle(folder: Path, notes: int = 120) -> Path:
 
 
 def _canaries() -> str:
-    """Returns the canaries of the demo without one whose answer is not stable with so few notes."""
+    """Returns the canaries of the demo except one, whose answer is unstable with so few notes."""
     raw = yaml.safe_load(files("casemate.demo").joinpath("canaries.yaml").read_text("utf-8"))
     raw["canaries"] = [c for c in raw["canaries"] if c["id"] != "trigger"]
     return yaml.safe_dump(raw, sort_keys=False)
 
 
-def live_through(settings: Path, redteam: bool = True, notes: int = 120) -> None:
-    """Runs the day."""
+def simulate_day(settings: Path, redteam: bool = True, notes: int = 120) -> None:
+    """Simulates the day and writes its events."""
     with open_app(settings) as app:
         asyncio.run(_day(app, notes))
-        stretched = _stretched(app.store.scan())
+        spread = _spread_over_day(app.store.scan())
         if redteam:
             campaign = OwnMembershipCampaign(app, BENIGN_QUESTIONS)
             campaign.write(asyncio.run(campaign.run(_quiet)))
@@ -87,7 +87,7 @@ def live_through(settings: Path, redteam: bool = True, notes: int = 120) -> None
     for rest in settings.parent.glob("events.db-*"):
         rest.unlink()
     with open_app(settings) as app:
-        for event in stretched:
+        for event in spread:
             app.store.append(event)
         _quarantine(app)
         assert app.store.flush()
@@ -129,12 +129,12 @@ async def _ask(app: App, questions: Sequence[str], client: str) -> None:
 
 
 async def _round(app: App) -> None:
-    await asyncio.sleep(1.1)  # run ids contain the second
+    await asyncio.sleep(1.1)  # run ids have a resolution of one second
     await open_canary_monitor(app).run()
 
 
-def _stretched(events: Sequence[Event]) -> list[Event]:
-    """Spreads the events evenly over the last day, and adapts the times in run ids."""
+def _spread_over_day(events: Sequence[Event]) -> list[Event]:
+    """Spreads the events evenly over the last day, and adjusts the times in run ids."""
     order = sorted(events, key=lambda e: e.at)
     known = [e.at.timestamp() for e in order]
     start, step = datetime.now(UTC) - DAY, DAY / max(len(known) - 1, 1)
@@ -160,7 +160,7 @@ def _stretched(events: Sequence[Event]) -> list[Event]:
 
 
 def _quarantine(app: App) -> None:
-    """Quarantines two leaflets, with scores made up here."""
+    """Quarantines two leaflets with fictional scores."""
     for name, why in (
         ("leaflet-parking.md", "3 near-duplicates came too"),
         ("leaflet-fees.md", "it gives orders"),
@@ -178,6 +178,6 @@ def _quiet(title, total):
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     place.mkdir(parents=True, exist_ok=True)
-    config = settle(place)
-    live_through(config, redteam="--no-redteam" not in sys.argv)
+    config = prepare_clinic(place)
+    simulate_day(config, redteam="--no-redteam" not in sys.argv)
     print(admin_key(config))

@@ -1,7 +1,7 @@
-"""Servers that answer as Elasticsearch, OpenSearch, Weaviate and Pinecone do, as far as collections ask.
+"""Servers that simulate the parts of Elasticsearch, OpenSearch, Weaviate and Pinecone that collections use.
 
-They are simulations: ``test_remote_collections`` compares what a collection sends with requests that were recorded from
-the vendor's own client (``tests/data/store_requests.json``).
+``test_remote_collections`` compares requests of a collection with requests of the vendor's own client, which were
+recorded in ``tests/data/store_requests.json``.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ KEY = "k-secret"
 
 
 class Store:
-    """Rows and the requests so far. A row is ``(id, vector or None, fields)``."""
+    """The rows and the requests so far. A row is ``(id, vector or None, fields)``."""
 
     def __init__(self, rows, key=""):
         self.rows, self.key, self.requests = rows, key, []
         self.snapshots, self.opened = {}, 0
-        self.fail = None  # status to answer with
+        self.fail = None  # status of all responses
 
     def nearest(self, vector, k, rows=None):
-        held = [row for row in (rows or self.rows) if row[1] is not None]
+        with_vector = [row for row in (rows or self.rows) if row[1] is not None]
         q = np.array(vector, np.float64)
-        cosine = [np.dot(v, q) / np.linalg.norm(v) for _, v, _ in held]
-        return [held[i] for i in np.argsort(-np.array(cosine), kind="stable")[:k]]
+        cosine = [np.dot(v, q) / np.linalg.norm(v) for _, v, _ in with_vector]
+        return [with_vector[i] for i in np.argsort(-np.array(cosine), kind="stable")[:k]]
 
     def answer(self, method, path, query, body):
         raise NotImplementedError
@@ -104,19 +104,19 @@ class Elasticsearch(Store):
     def selected(self, query, rows=None):
         rows = self.rows if rows is None else rows
         for one in (query or {}).get("bool", {}).get("filter", ()):
-            ((kind, told),) = one.items()
+            ((kind, as_record),) = one.items()
             if kind == "ids":
-                rows = [row for row in rows if row[0] in told["values"]]
+                rows = [row for row in rows if row[0] in as_record["values"]]
             elif kind == "range":
-                rows = [row for row in rows if self.number(row) > told["_seq_no"]["gt"]]
+                rows = [row for row in rows if self.number(row) > as_record["_seq_no"]["gt"]]
             else:
-                ((name, value),) = told.items()
+                ((name, value),) = as_record.items()
                 rows = [row for row in rows if row[2].get(name) == value]
         return rows
 
 
 class RecentElasticsearch(Elasticsearch):
-    """Version 9.2: a response has no vector unless it is requested."""
+    """Version 9.2, which returns vectors only on request."""
 
     version = {"number": "9.2.1", "build_flavor": "default"}
 
@@ -142,7 +142,7 @@ class Weaviate(Store):
     """The class ``Docs`` with properties ``text`` and ``doc``."""
 
     def answer(self, method, path, query, body):
-        if path == "/v1/meta":  # of the vendor's client
+        if path == "/v1/meta":  # requested by the vendor's client
             return {"hostname": "http://[::]:8080", "modules": {}, "version": "1.30.0"}
         if path == "/v1/schema/Docs":
             properties = [{"name": "text", "dataType": ["text"]}, {"name": "doc", "dataType": ["text"]}]
@@ -151,12 +151,12 @@ class Weaviate(Store):
         if (method, path) == ("GET", "/v1/objects"):
             assert (query["class"], query["include"]) == ("Docs", "vector")
             rows = sorted(row for row in self.rows if row[0] > query.get("after", ""))[: int(query["limit"])]
-            return {"objects": [{"class": "Docs", **self.told(row), "properties": row[2]} for row in rows]}
+            return {"objects": [{"class": "Docs", **self.as_record(row), "properties": row[2]} for row in rows]}
         if (method, path) == ("POST", "/v1/graphql"):
             return self.graphql(body["query"])
         return None
 
-    def told(self, row):
+    def as_record(self, row):
         return {"id": row[0], "vector": [] if row[1] is None else list(map(float, row[1]))}
 
     def graphql(self, text):
@@ -172,7 +172,9 @@ class Weaviate(Store):
             rows = [row for row in self.rows if row[0] in json.loads(ids[1])]
         asked = [{name: row[2].get(name) for name in ("text", "doc")} for row in rows]
         return {
-            "data": {"Get": {"Docs": [{**a, "_additional": self.told(r)} for a, r in zip(asked, rows, strict=True)]}}
+            "data": {
+                "Get": {"Docs": [{**a, "_additional": self.as_record(r)} for a, r in zip(asked, rows, strict=True)]}
+            }
         }
 
 
@@ -188,14 +190,14 @@ class Pinecone(Store):
             return {"vectors": [{"id": row[0]} for row in self.rows[start:end]], **further}
         if (method, path) == ("GET", "/vectors/fetch"):
             wanted = query["ids"] if isinstance(query["ids"], list) else [query["ids"]]
-            return {"vectors": {row[0]: self.told(row) for row in self.rows if row[0] in wanted}}
+            return {"vectors": {row[0]: self.as_record(row) for row in self.rows if row[0] in wanted}}
         if (method, path) == ("POST", "/query"):
             assert body["includeValues"] and body["includeMetadata"]
             rows = self.nearest(body["vector"], body["topK"])
-            return {"matches": [{**self.told(row), "score": 0.5} for row in rows], "namespace": ""}
+            return {"matches": [{**self.as_record(row), "score": 0.5} for row in rows], "namespace": ""}
         return None
 
-    def told(self, row):
+    def as_record(self, row):
         return {"id": row[0], "values": list(map(float, row[1])), "metadata": row[2]}
 
 
@@ -213,7 +215,7 @@ class Chroma(Store):
         of = {"tenant": "default_tenant", "database": "default_database"}
         identity, space = str(uuid.UUID(int=1)), {"hnsw": {"space": "cosine"}}
         docs = {"id": identity, "name": "docs", "configuration_json": space, "metadata": None, "dimension": 8, **of}
-        records = [self.told(row) for row in self.rows[: (body or {}).get("limit")]]
+        records = [self.as_record(row) for row in self.rows[: (body or {}).get("limit")]]
         fixed = {
             "/heartbeat": {"nanosecond heartbeat": 1},
             "/auth/identity": {"user_id": "", "tenant": of["tenant"], "databases": [of["database"]]},
@@ -221,14 +223,16 @@ class Chroma(Store):
             place: {"id": identity, "name": of["database"], "tenant": of["tenant"]},
             f"{place}/collections/docs": {**docs, "serialized_schema": None, "version": 0, "log_position": 0},
             f"{place}/collections/{identity}/count": len(self.rows),
-            f"{place}/collections/{identity}/get": {name: [one[name] for one in records] for name in self.told(None)},
+            f"{place}/collections/{identity}/get": {
+                name: [one[name] for one in records] for name in self.as_record(None)
+            },
         }
         return fixed.get(path.removeprefix("/api/v2"))
 
-    def told(self, row):
+    def as_record(self, row):
         identity, vector, fields = row or ("", (), {"text": ""})
-        told = {"ids": identity, "embeddings": list(map(float, vector)), "documents": fields["text"]}
-        return {**told, "metadatas": {"doc": "d"}}
+        as_record = {"ids": identity, "embeddings": list(map(float, vector)), "documents": fields["text"]}
+        return {**as_record, "metadatas": {"doc": "d"}}
 
 
 @contextmanager
@@ -242,7 +246,10 @@ def serving(store):
             length = int(self.headers.get("Content-Length") or 0)
             text = self.rfile.read(length).decode()
             parts = urlsplit(self.path)
-            query = {name: held[0] if len(held) == 1 else held for name, held in parse_qs(parts.query).items()}
+            query = {
+                name: with_vector[0] if len(with_vector) == 1 else with_vector
+                for name, with_vector in parse_qs(parts.query).items()
+            }
             body = json.loads(text) if text else None
             store.requests.append((self.command, parts.path, query, body))
             shown = self.headers.get("Authorization", "") + self.headers.get("Api-Key", "")
@@ -261,7 +268,7 @@ def serving(store):
             data = value if isinstance(value, bytes) else json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
-            self.send_header("X-Elastic-Product", "Elasticsearch")  # without it, the vendor's client refuses
+            self.send_header("X-Elastic-Product", "Elasticsearch")  # the vendor's client requires it
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

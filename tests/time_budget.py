@@ -1,8 +1,8 @@
 """Runs tests within a time budget, the least recently run files first: ``pytest -p tests.time_budget --minutes 30``.
 
-Files whose tests were never run come first, then the others by the time of their last run, which is kept in
-``.pytest_cache``. On a machine without that cache the files are rotated by the number of commits, so every file has its
-turn. Tests that the budget leaves out are skipped with a reason and counted in the summary: they did not pass.
+Files whose tests were never run come first, then the others by the time of their last run, which is stored in
+``.pytest_cache``. On a machine without that cache the number of commits rotates the files, so that every file has its
+turn. Tests beyond the budget are skipped with a reason and counted in the summary: they did not pass.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Keeps the time of each file that was run whole, and states how many tests were left out."""
+    """Stores the time of each completely run file, and reports the number of tests beyond the budget."""
     if config.getoption("minutes") is None:
         return
     skipped = {r.nodeid for r in terminalreporter.stats.get("skipped", []) if OUT_OF_TIME in str(r.longrepr)}

@@ -1,4 +1,4 @@
-"""A BERT with random weights that a test makes itself, as transformers and as sentence-transformers save it."""
+"""A BERT with random weights, as saved by transformers and by sentence-transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def bert(folder: Path, vocabulary: Sequence[str], dim: int = 32, layers: int = 2) -> Path:
-    """Two layers, and no pooler."""
+    """Two layers without a pooler."""
     import torch
     import transformers
 
@@ -30,7 +30,7 @@ def bert(folder: Path, vocabulary: Sequence[str], dim: int = 32, layers: int = 2
 
 
 def sentence_model(bert: Path, into: Path, length: int) -> Path:
-    """The same with mean pooling, reading so many tokens."""
+    """The same model with mean pooling, for at most ``length`` tokens."""
     import sentence_transformers
 
     model = sentence_transformers.SentenceTransformer(str(bert), device="cpu", local_files_only=True)

@@ -15,7 +15,9 @@ VOCABULARY = [[f"t{t}w{i}" for i in range(14)] for t in range(TOPICS)]
 
 
 def topical(count=180, seed=0, first=0):
-    """Documents with words of topic i % 6 and some of the next topic; ``only<i>`` occurs in document i only."""
+    """Documents with words of topic i % 6 and some words of the next topic. Only document i has the word
+    ``only<i>``.
+    """
     rng = np.random.default_rng(seed)
 
     def text(i):

@@ -1,4 +1,4 @@
-"""What the tests of all framework wrappers share: documents, a quick embedder, a guard that is fitted in no time."""
+"""Shared by the tests of all framework wrappers: documents, a fast embedder, and a guard that is calibrated quickly."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ HARMLESS = "amber birch cedar"
 
 
 def corpus(count=MEMBERS) -> list[Document]:
-    """Documents of which each has a word of its own."""
+    """Documents with a unique word each."""
     return documents(count, seed=3)
 
 
 def text_of(identity):
-    """Of one document."""
+    """The text of one document."""
     return next(d.text for d in corpus() if d.id == identity)
 
 
 def embedded(texts) -> list[list[float]]:
-    """As frameworks want it: lists of numbers."""
+    """Vectors in the format of the frameworks: lists of numbers."""
     return MODEL.embed(list(texts)).tolist()
 
 
 def config(**guard):
-    """A guard that is fitted quickly, and flags rather more, so that no test stands on the edge of a threshold."""
+    """A guard that is calibrated quickly and flags many questions, so that no test depends on a close decision."""
     return {"calibrate": FIT, "guard": {"defenses": [mirabel()]} | guard}
 
 
 def mirabel(**options):
-    """See ``config``."""
+    """Options of Mirabel; see ``config``."""
     return {"use": "mirabel", "significance": 0.1} | options

@@ -1,4 +1,4 @@
-"""Attached collections meet the obligations of ``Index``, except for the listed ones."""
+"""Attached collections satisfy the obligations of ``Index``, except for the listed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every built-in defense satisfies the contract of ``Defense``, and ``check_defense`` refuses faulty ones."""
+"""Every built-in defense satisfies the contract of ``Defense``, and ``check_defense`` rejects faulty ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mirabel(tmp_path):
 
 @pytest.fixture
 def reindex(tmp_path):
-    """With a re-indexing made before the documents of the cases were added."""
+    """With a re-indexing that was fitted before the documents of the cases were added."""
     documents = topical()
     index, embedder = indexed(tmp_path, documents)
     ReindexRegistry(tmp_path / "reindex", "default").write(drawn(documents, embedder))
@@ -70,7 +70,7 @@ def quorum():
 
 
 class Numbers(PersonalDataFinder):
-    """Takes every number for personal data."""
+    """Reports every number as personal data."""
 
     def find(self, text):
         return [PersonalData("NUMBER", found.start(), found.end()) for found in re.finditer(r"\d+", text)]
@@ -84,7 +84,7 @@ def personal_data():
 
 @pytest.mark.parametrize("name", plugins.names("defense"))
 def test_built_in_defenses_satisfy_the_contract(name, request) -> None:
-    """A fixture of the same name builds a defense with requirements; others are built without options."""
+    """Builds a defense with requirements from the fixture of the same name, and others without options."""
     made = request.getfixturevalue(name) if name in globals() else plugins.load("defense", name)()
     check_defense(made)
 
@@ -95,8 +95,8 @@ def test_mirabel_satisfies_the_contract_in_every_mode(mode) -> None:
     check_defense(Mirabel(mode=mode, significance=0.4, min_documents=3))
 
 
-def test_mirabel_hides_in_the_suite(mirabel) -> None:
-    """Otherwise the contract would hold trivially."""
+def test_the_suite_makes_mirabel_hide_a_document(mirabel) -> None:
+    """Otherwise Mirabel would satisfy the contract trivially."""
     acted = [asyncio.run(mirabel.on_retrieve(Query("x", client=what), found)).verdict for what, found in _cases()]
     assert 4 <= sum(verdict.flagged for verdict in acted) < len(acted) - 3
 
@@ -107,7 +107,7 @@ def test_mirabel_without_a_calibration_fails(tmp_path) -> None:
 
 
 @dataclass
-class Good(Defense):
+class Correct(Defense):
     """Does nothing."""
 
     paper: ClassVar[str] = "none"
@@ -129,23 +129,23 @@ class HideBest(Defense):
         if not retrieval.hits:
             return Outcome(retrieval)
         best = retrieval.hits[0]
-        gone = [h for h in retrieval.hits if h.document.source == best.document.source and best.score > self.limit]
+        withheld = [h for h in retrieval.hits if h.document.source == best.document.source and best.score > self.limit]
         verdict = Verdict(
             "hide_best",
-            bool(gone),
-            Action.HIDE if gone else Action.NONE,
+            bool(withheld),
+            Action.HIDE if withheld else Action.NONE,
             best.score,
             self.limit,
-            tuple(h.document.id for h in gone),
+            tuple(h.document.id for h in withheld),
         )
-        return self.outcome(replace(retrieval, hits=tuple(h for h in retrieval.hits if h not in gone)), verdict)
+        return self.outcome(replace(retrieval, hits=tuple(h for h in retrieval.hits if h not in withheld)), verdict)
 
     def outcome(self, retrieval, verdict):
         return Outcome(retrieval, verdict)
 
 
 def test_correct_defenses_pass() -> None:
-    check_defense(Good())
+    check_defense(Correct())
     check_defense(HideBest())
 
 
@@ -155,7 +155,7 @@ class NoPaper(Defense):
 
 
 @dataclass
-class NoDocstring(Good):
+class NoDocstring(Correct):
     pass
 
 
@@ -169,14 +169,14 @@ class NoDataclass(Defense):
 
 
 @dataclass
-class Unexplained(Good):
+class Unexplained(Correct):
     """Does nothing."""
 
     limit: float = 0.5
 
 
 @dataclass
-class Greedy(Good):
+class Greedy(Correct):
     """Requests more hits forever."""
 
     async def on_retrieve(self, query, retrieval):
@@ -184,7 +184,7 @@ class Greedy(Good):
 
 
 @dataclass
-class Tampers(Good):
+class Tampers(Correct):
     """Modifies metadata."""
 
     async def on_retrieve(self, query, retrieval):
@@ -194,7 +194,7 @@ class Tampers(Good):
 
 
 @dataclass
-class Remembers(Good):
+class Stateful(Correct):
     """Flags every third query."""
 
     async def on_retrieve(self, query, retrieval):
@@ -210,9 +210,9 @@ class HidesTwo(HideBest):
         if not verdict.flagged or not retrieval.hits:
             return Outcome(retrieval, verdict)
         source = retrieval.hits[0].document.source
-        gone = tuple(h.document.id for h in retrieval.hits if h.document.source == source)
+        withheld = tuple(h.document.id for h in retrieval.hits if h.document.source == source)
         kept = tuple(h for h in retrieval.hits if h.document.source != source)
-        return Outcome(replace(retrieval, hits=kept), replace(verdict, hidden=verdict.hidden + gone))
+        return Outcome(replace(retrieval, hits=kept), replace(verdict, hidden=verdict.hidden + withheld))
 
 
 @dataclass
@@ -228,7 +228,7 @@ class HidesHalf(HideBest):
 
 
 @dataclass
-class Silent(HideBest):
+class OmitsHidden(HideBest):
     """Does not name the hidden documents above ``limit``."""
 
     def outcome(self, retrieval, verdict):
@@ -236,7 +236,7 @@ class Silent(HideBest):
 
 
 @dataclass
-class Invents(Good):
+class AddsOnRetrieve(Correct):
     """Adds a document."""
 
     async def on_retrieve(self, query, retrieval):
@@ -245,15 +245,15 @@ class Invents(Good):
 
 
 @dataclass
-class Adds(Good):
-    """Hands over a document that was not retrieved."""
+class AddsOnDeliver(Correct):
+    """Delivers a document that was not retrieved."""
 
     async def on_deliver(self, query, documents):
         return [*documents, Document("new", "x")]
 
 
 @dataclass
-class Reorders(Good):
+class Reorders(Correct):
     """Reverses the hits."""
 
     async def on_retrieve(self, query, retrieval):
@@ -261,7 +261,7 @@ class Reorders(Good):
 
 
 @dataclass
-class Blurs(Good):
+class EditsStats(Correct):
     """Changes the similarity statistics for later defenses."""
 
     async def on_retrieve(self, query, retrieval):
@@ -277,15 +277,15 @@ class Contradicts(HideBest):
 
 
 @dataclass
-class Tells(HideBest):
-    """Puts texts into the evidence above ``limit``."""
+class LeaksText(HideBest):
+    """Puts document texts into the evidence above ``limit``."""
 
     def outcome(self, retrieval, verdict):
         return Outcome(retrieval, replace(verdict, evidence={"x": [h.document.text for h in retrieval.hits]}))
 
 
 @dataclass
-class Unkept(HideBest):
+class NotJson(HideBest):
     """Puts values into the evidence above ``limit`` that are not JSON."""
 
     def outcome(self, retrieval, verdict):
@@ -293,7 +293,7 @@ class Unkept(HideBest):
 
 
 @dataclass
-class Shortens(Good):
+class Shortens(Correct):
     """Returns vectors that are not unit vectors."""
 
     async def on_index(self, documents, vectors):
@@ -301,7 +301,7 @@ class Shortens(Good):
 
 
 @dataclass
-class InPlace(Good):
+class InPlace(Correct):
     """Modifies the given vectors."""
 
     async def on_index(self, documents, vectors):
@@ -310,8 +310,8 @@ class InPlace(Good):
 
 
 @dataclass
-class Dice(Good):
-    """Returns another vector each time."""
+class NotDeterministic(Correct):
+    """Returns a different vector on each call."""
 
     _rng: object = field(default_factory=lambda: np.random.default_rng(0), repr=False)
 
@@ -330,8 +330,8 @@ class Counting(Generator):
 
 
 @dataclass
-class Wraps(Good):
-    """Returns another text each time."""
+class NotDeterministicPrompt(Correct):
+    """Returns a different text on each call."""
 
     def on_generate(self, generator):
         return Counting()
@@ -366,20 +366,21 @@ class Enforced(HideBest):
     ("bad", "says"),
     [
         (NoPaper, "where the method is from"), (NoDocstring, "a docstring"), (NoDataclass, "dataclass fields"),
-        (Unexplained, "the option 'limit'"), (Tampers, "the retrieval was changed"), (Remembers, "not always the same"),
-        (HidesTwo, "more than 'max_hidden_sources'"), (HidesHalf, "other chunks"), (Silent, "are missing"),
-        (Invents, "not added"), (Reorders, "not added, changed or moved"), (Blurs, "the background was changed"),
-        (Contradicts, "flagged is False"), (Tells, "holds the text"), (Unkept, "cannot be kept as JSON"),
-        (Shortens, "not of unit length"), (InPlace, "changed what it was given"), (Dice, "something else"),
-        (Wraps, "another text"), (Fails, "list|tuple index"), (Enforced, "the guard's to say"),
-        (Greedy, "there are no more"), (Adds, "on_deliver added or moved one"),
+        (Unexplained, "the option 'limit'"), (Tampers, "the retrieval was changed"), (Stateful, "not always the same"),
+        (HidesTwo, "more than 'max_hidden_sources'"), (HidesHalf, "other chunks"), (OmitsHidden, "are missing"),
+        (AddsOnRetrieve, "not added"), (Reorders, "not added, changed or moved"),
+        (EditsStats, "the background was changed"), (Contradicts, "flagged is False"),
+        (LeaksText, "holds the text"), (NotJson, "cannot be kept as JSON"),
+        (Shortens, "not of unit length"), (InPlace, "changed what it was given"), (NotDeterministic, "something else"),
+        (NotDeterministicPrompt, "another text"), (Fails, "list|tuple index"), (Enforced, "the guard's to say"),
+        (Greedy, "there are no more"), (AddsOnDeliver, "on_deliver added or moved one"),
         (Misspelled, "on_retrive is never called"),
     ],
 )  # fmt: skip
-def test_faulty_defenses_are_refused(bad, says) -> None:
+def test_faulty_defenses_are_rejected(bad, says) -> None:
     with pytest.raises(Exception, match=says):
         check_defense(bad())
 
 
-def test_obligations_are_sentences() -> None:
+def test_descriptions_of_obligations_are_sentences() -> None:
     assert all(o.__doc__ and o.__doc__.strip().endswith(".") for o in DEFENSE_OBLIGATIONS)

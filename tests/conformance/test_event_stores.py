@@ -62,7 +62,7 @@ def appender(url: str, name: str, count: int) -> subprocess.Popen[str]:
 
 
 def expect(process: subprocess.Popen[str], expected: str) -> None:
-    """Waits for a line of the process, then sends it a line."""
+    """Waits for an output line of the process, then sends it a line."""
     assert process.stdout.readline().strip() == expected
     process.stdin.write("\n")
     process.stdin.flush()
@@ -116,7 +116,7 @@ def test_scan_filters_by_kind_and_time(store):
         store.scan(since=datetime(2026, 3, 1))
 
 
-def test_events_outlive_the_store(url):
+def test_events_persist_after_the_store_is_closed(url):
     for i in range(3):
         store = SqlEventStore(url)
         store.append(event(str(i)))
@@ -126,7 +126,7 @@ def test_events_outlive_the_store(url):
     store.close()
 
 
-def test_an_id_is_written_once(store):
+def test_an_event_id_is_written_once(store):
     for body in ({"n": 1}, {"n": 2}):
         store.append(event("same", **body))
         assert store.flush()
@@ -135,7 +135,7 @@ def test_an_id_is_written_once(store):
     assert store.scan() == [event("same", n=1), event("other")]
 
 
-def test_a_commit_whose_reply_was_lost_is_not_repeated(store, monkeypatch):
+def test_a_commit_with_a_lost_reply_is_not_repeated(store, monkeypatch):
     insert, calls = store._insert, []
 
     def commit_then_fail(batch):
@@ -178,7 +178,7 @@ def test_events_of_a_failed_quota_transaction_are_written_later(store, monkeypat
     assert ids(store.scan()) == ["a", "b"]
 
 
-def test_a_peer_frozen_in_its_transaction_delays_others_for_a_limited_time(url, monkeypatch):
+def test_a_peer_frozen_in_a_transaction_delays_others_for_a_bounded_time(url, monkeypatch):
     monkeypatch.setattr("casemate.backends.event_stores.sql.database.BUSY_S", 1)
     with closing(SqlEventStore(url)) as store, closing(SqlEventStore(url)) as frozen:
         store.append(event("a"))
@@ -248,7 +248,7 @@ def test_many_threads_open_a_fresh_database_and_append(url):
     store.close()
 
 
-def test_a_killed_process_loses_nothing_that_was_flushed(url):
+def test_a_killed_process_loses_no_flushed_event(url):
     process = appender(url, "a", 600)
     expect(process, "ready")
     assert process.stdout.readline().strip() == "True"
@@ -259,8 +259,7 @@ def test_a_killed_process_loses_nothing_that_was_flushed(url):
     store.close()
 
 
-def test_a_reader_sees_every_event_of_concurrent_writers_once(url):
-    """Two concurrent writers and a polling reader: no event is missed or repeated."""
+def test_a_reader_receives_each_event_of_concurrent_writers_exactly_once(url):
     stores = [SqlEventStore(url) for _ in range(3)]
     seen, done = [], threading.Event()
 
@@ -303,7 +302,7 @@ def test_read_since_filters_by_time(store):
     assert store.read_since("never", 0) == ([], 0)
 
 
-def test_a_closed_store_refuses(store):
+def test_a_closed_store_raises(store):
     store.append(event("e"))
     store.close()
     store.close()

@@ -1,4 +1,4 @@
-"""A FAISS folder that another program saves again while it is read."""
+"""A FAISS folder that another program replaces during reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class InMemoryDocstore:
 
 
 def save(folder, ids, time):
-    """Saves documents as LangChain does; their text is their id. ``time`` is that of the files, in seconds."""
+    """Saves documents as LangChain does. Their text is their id; ``time`` is the modification time in seconds."""
     folder.mkdir(exist_ok=True)
     index = faiss.IndexFlatL2(DIM)
     if ids:
@@ -52,7 +52,7 @@ def opened_folder(folder):
     return opened
 
 
-def test_a_scan_reads_one_state_although_the_files_change(tmp_path, monkeypatch):
+def test_a_scan_reads_one_snapshot_while_the_files_change(tmp_path, monkeypatch):
     monkeypatch.setattr(faiss_folder, "SCAN_PAGE", 2)
     save(tmp_path / "store", ["a0", "a1", "a2", "a3"], 1)
     opened = opened_folder(tmp_path / "store")
@@ -66,7 +66,7 @@ def test_a_scan_reads_one_state_although_the_files_change(tmp_path, monkeypatch)
     assert np.array_equal(np.concatenate([page.vectors for page in found]), np.eye(DIM))
 
 
-def test_a_search_reads_one_state_although_the_files_change(tmp_path, monkeypatch):
+def test_a_search_reads_one_snapshot_while_the_files_change(tmp_path, monkeypatch):
     save(tmp_path / "store", ["a0", "a1", "a2"], 1)
     opened = opened_folder(tmp_path / "store")
     search = faiss.IndexFlatL2.search
@@ -81,7 +81,7 @@ def test_a_search_reads_one_state_although_the_files_change(tmp_path, monkeypatc
     assert (hit.document.id, hit.document.text, hit.score) == ("a0", "a0", 1.0)
 
 
-def test_a_search_during_a_save_reads_the_state_before(tmp_path, monkeypatch):
+def test_a_search_during_a_save_reads_the_previous_snapshot(tmp_path, monkeypatch):
     store, new = tmp_path / "store", tmp_path / "new"
     save(store, ["a0", "a1", "a2"], 1)
     save(new, ["a2", "b1", "b0"], 1)
@@ -108,7 +108,7 @@ def test_a_search_during_a_save_reads_the_state_before(tmp_path, monkeypatch):
         found()
 
 
-def test_a_folder_that_is_emptied_has_no_hits(tmp_path):
+def test_an_emptied_folder_has_no_hits(tmp_path):
     save(tmp_path / "store", ["a0"], 1)
     opened = opened_folder(tmp_path / "store")
     save(tmp_path / "store", [], 2)

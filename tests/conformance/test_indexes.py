@@ -1,4 +1,4 @@
-"""The obligations of every ``Index``, and the server-related ones of ``PgvectorIndex``."""
+"""The obligations of every ``Index``, and requirements on ``PgvectorIndex`` that concern its server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ QDRANT = os.environ.get("CASEMATE_QDRANT")
 
 @pytest.fixture(scope="module")
 def milvus_collections(milvus_url: str) -> list[str]:
-    """Empty indexes, created in parallel, because each takes a real server seconds."""
+    """Empty indexes, created in parallel, because a real server needs seconds for each."""
     names = [f"i{uuid.uuid4().hex}" for _ in INDEX_OBLIGATIONS]
 
     def make(name: str) -> None:
@@ -81,7 +81,7 @@ LONG = {
     "qdrant": ("_agrees_with_a_scan", "_scans_beside_writers"),
     "pgvector-approximate": ("_scans_beside_writers",),
 }
-"""Obligations that take more than five seconds."""
+"""Obligations whose tests take more than five seconds."""
 KIND_AND_OBLIGATION = [
     pytest.param(
         kind,
@@ -99,7 +99,7 @@ def test_index(made, obligation) -> None:
     obligation(*made)
 
 
-def test_check_index_runs_them_all(monkeypatch) -> None:
+def test_check_index_runs_all_obligations(monkeypatch) -> None:
     calls: list[tuple[object, ...]] = []
     recorders = tuple(lambda *given, number=i: calls.append((number, *given)) for i in range(3))
     monkeypatch.setattr("casemate.testing.indexes.INDEX_OBLIGATIONS", recorders)
@@ -173,7 +173,7 @@ def test_connection_errors_do_not_contain_the_password(vector_url, target, retry
         "s3cret",
     ],
 )
-def test_a_malformed_url_is_refused_and_not_quoted(url) -> None:
+def test_a_malformed_url_is_rejected_and_not_quoted(url) -> None:
     with pytest.raises(ConfigError, match="not of the form") as caught:
         PgvectorIndex(url)
     assert not {"s3c", "ret@", "anna"} & {part for part in ("s3c", "ret@", "anna") if part in str(caught.value)}
@@ -189,7 +189,7 @@ def test_options_are_checked(vector_url, options) -> None:
         PgvectorIndex(vector_url, **options)
 
 
-def test_a_reserved_word_may_be_the_schema(vector_url) -> None:
+def test_a_reserved_word_is_allowed_as_schema(vector_url) -> None:
     index = PgvectorIndex(vector_url, schema="order")
     index.open("test", DIM)
     index.add(documents("a", 3), unit(np.random.default_rng(0), 3))
@@ -198,7 +198,7 @@ def test_a_reserved_word_may_be_the_schema(vector_url) -> None:
     sql(vector_url, 'DROP SCHEMA "order" CASCADE')
 
 
-def test_psycopg_is_required_on_use_only(monkeypatch) -> None:
+def test_only_use_of_the_index_requires_psycopg(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MissingExtra, match=r"pip install 'casemate\[postgres\]'"):
         PgvectorIndex(Secret("postgresql://host/db"))
@@ -211,7 +211,7 @@ def test_a_missing_extension_is_reported(postgres_url) -> None:
     assert not caught.value.retryable
 
 
-def test_another_encoding_is_reported(postgres_url) -> None:
+def test_an_encoding_other_than_utf8_is_reported(postgres_url) -> None:
     name = f"t{uuid.uuid4().hex}"
     sql(postgres_url, f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
     with pytest.raises(BackendError, match="not in UTF8; create one with ENCODING 'UTF8'"):
@@ -219,7 +219,7 @@ def test_another_encoding_is_reported(postgres_url) -> None:
     sql(postgres_url, f"DROP DATABASE {name}")
 
 
-def test_a_schema_of_another_program_is_refused_and_not_changed(vector_url, schema) -> None:
+def test_a_schema_of_another_program_is_rejected_and_not_changed(vector_url, schema) -> None:
     index = PgvectorIndex(vector_url, schema=schema)
     for table in ("document (key int)", "tenant (name text)", "meta (name text, value text)", "meta (other int)"):
         sql(
@@ -233,7 +233,7 @@ def test_a_schema_of_another_program_is_refused_and_not_changed(vector_url, sche
                 call()
         sql(
             vector_url, f"DROP TABLE {schema}.{table.split()[0]}", f"DROP SCHEMA {schema}"
-        )  # no table of Casemate is left
+        )  # no table of Casemate remains
     index.close()
 
 
@@ -257,7 +257,7 @@ def test_missing_privileges_are_reported(vector_url, index, schema) -> None:
     sql(vector_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
-def test_documents_that_postgres_cannot_store_are_refused_by_id(index) -> None:
+def test_documents_that_postgres_cannot_store_are_rejected_with_their_ids(index) -> None:
     vector = unit(np.random.default_rng(1), 1)
     for document, says in [
         (Document("x", "a\0b"), "'x' contains a NUL"),
@@ -276,7 +276,7 @@ def test_documents_that_postgres_cannot_store_are_refused_by_id(index) -> None:
 
 
 def test_the_graph_is_used_for_small_k_only(vector_url, schema) -> None:
-    """With so few candidates the graph misses some; searches for which it has too few candidates are exact."""
+    """With few candidates the graph misses some hits; searches that need more candidates are exact."""
     graph = PgvectorIndex(vector_url, schema=schema, search_by="hnsw", m=4, ef_construct=8, ef=1)
     exact = PgvectorIndex(vector_url, schema=schema)
     for index in (graph, exact):
@@ -321,14 +321,14 @@ def at_once(calls: list) -> None:
         thread.join()
 
 
-def test_more_searches_than_connections(index) -> None:
+def test_concurrent_searches_can_exceed_the_connections(index) -> None:
     q, found = unit(np.random.default_rng(1), 1)[0], []
     at_once([lambda: found.append(index.search(q, 5)) for _ in range(24)])
     assert len(found) == 24
     assert all(one == found[0] for one in found)
 
 
-def test_searches_during_clear_see_no_mixed_state(index, vector_url, schema) -> None:
+def test_searches_during_clear_read_a_consistent_state(index, vector_url, schema) -> None:
     other, rng, q = PgvectorIndex(vector_url, schema=schema), np.random.default_rng(3), np.eye(1, DIM)[0]
     done, wrong, seen = threading.Event(), [], set()
 
@@ -358,8 +358,8 @@ def test_searches_during_clear_see_no_mixed_state(index, vector_url, schema) -> 
     other.close()
 
 
-def test_cached_moments_do_not_outlive_a_schema(index, vector_url, schema) -> None:
-    """After as many changes of the recreated tables, a counter would not show the difference."""
+def test_cached_moments_are_discarded_with_their_schema(index, vector_url, schema) -> None:
+    """A counter would not reveal the difference: the recreated tables have had as many changes."""
     q = np.eye(1, DIM)[0]
     assert index.search(q, 1).similarity_stats.n == 60
     sql(vector_url, f"DROP SCHEMA {schema} CASCADE")
@@ -414,7 +414,7 @@ def test_changed_vectors_are_reported(index, vector_url, schema) -> None:
     assert [("do not fit" in sentence) for sentence in index.check()] == [True]
 
 
-def test_a_changed_text_is_found_and_not_served(index, vector_url, schema) -> None:
+def test_a_changed_text_is_detected_and_not_returned(index, vector_url, schema) -> None:
     sql(vector_url, f"UPDATE {schema}.document SET text = text || ' ' WHERE key = 7")
     assert [("do not fit their checksum" in sentence) for sentence in index.check()] == [True]
     with pytest.raises(DataError, match="is damaged in the index"):
@@ -428,7 +428,7 @@ def test_an_index_of_a_version_without_checksums_is_read_and_reported(index, vec
     assert [sentence.partition(",")[0] for sentence in index.check()] == ["60 documents have no checksum"]
 
 
-def test_check_and_rebuild_stream(index, monkeypatch) -> None:
+def test_check_and_rebuild_read_in_pages(index, monkeypatch) -> None:
     monkeypatch.setattr(pgvector, "FETCH_ROWS", 7)
     assert index.check() == []
     before = index.moments()
@@ -437,7 +437,7 @@ def test_check_and_rebuild_stream(index, monkeypatch) -> None:
     assert np.abs(index.moments().scatter - before.scatter).max() < 1e-9
 
 
-def test_a_scan_holds_no_connection_between_pages(index, monkeypatch) -> None:
+def test_a_scan_releases_its_connection_between_pages(index, monkeypatch) -> None:
     monkeypatch.setattr(index_checks, "SCAN_PAGE", 7)
     scans = [index.scan() for _ in range(2 * index.connections)]
     for pages in scans:
@@ -458,14 +458,14 @@ def test_a_running_scan_stops_if_the_embedder_changes(index, vector_url, schema,
     other.close()
 
 
-def test_moments_do_not_drift(index) -> None:
-    rng, held = np.random.default_rng(7), {}
+def test_moments_stay_accurate_over_many_changes(index) -> None:
+    rng, stored = np.random.default_rng(7), {}
     index.remove([f"s{i}" for i in range(6)])
     for _ in range(300):
         source = f"s{rng.integers(20)}"
-        held[source] = unit(rng, int(rng.integers(1, 4)))
-        index.add(documents(source, len(held[source])), held[source])
-    fresh = CorpusMoments.of(np.concatenate(list(held.values())))
+        stored[source] = unit(rng, int(rng.integers(1, 4)))
+        index.add(documents(source, len(stored[source])), stored[source])
+    fresh = CorpusMoments.of(np.concatenate(list(stored.values())))
     assert index.moments().n == fresh.n
     assert np.abs(index.moments().scatter - fresh.scatter).max() < 1e-9
 
@@ -480,7 +480,7 @@ def test_a_writer_that_waits_too_long_is_reported(index, vector_url, schema) -> 
         with pytest.raises(BackendError, match="longer than timeout_s") as caught:
             hasty.remove(["s1"])
         assert caught.value.retryable
-        assert len(hasty.search(np.eye(1, DIM)[0], 100).hits) == 60  # readers do not wait
+        assert len(hasty.search(np.eye(1, DIM)[0], 100).hits) == 60  # readers are not blocked
     assert hasty.remove(["s1"]) == 10
     hasty.close()
 
@@ -494,7 +494,7 @@ def test_lost_connections_are_replaced(index, vector_url) -> None:
 
 
 def test_a_frozen_connection_times_out_and_is_replaced(vector_url, index, schema) -> None:
-    """The server keeps the connection but does not answer, as when its machine hangs."""
+    """The server keeps the connection open but does not answer, like a hung machine."""
     hasty, q = PgvectorIndex(vector_url, schema=schema, connections=1, timeout_s=0.5), np.eye(1, DIM)[0]
     hasty.open("test", DIM)
     hasty.search(q, 1)
@@ -514,25 +514,25 @@ def test_a_frozen_connection_times_out_and_is_replaced(vector_url, index, schema
 
 
 @pytest.fixture
-def fragile() -> Iterator:
-    """A separate server that the test can stop and start."""
+def restartable() -> Iterator:
+    """A separate server that a test can stop and start."""
     with postgres_server() as running:
         sql(running.get_uri(), "CREATE EXTENSION vector")
         yield running
 
 
-def test_a_restarted_server_is_used_again(fragile) -> None:
+def test_the_index_reconnects_to_a_restarted_server(restartable) -> None:
     from pgserver._commands import pg_ctl
 
     def stop() -> None:
-        pg_ctl(["-m", "immediate", "-w", "stop"], pgdata=fragile.pgdata, user=fragile.system_user)
+        pg_ctl(["-m", "immediate", "-w", "stop"], pgdata=restartable.pgdata, user=restartable.system_user)
 
-    index, rng = PgvectorIndex(fragile.get_uri(), timeout_s=1), np.random.default_rng(8)
+    index, rng = PgvectorIndex(restartable.get_uri(), timeout_s=1), np.random.default_rng(8)
     index.open("test", DIM)
     index.add(documents("a", 20), unit(rng, 20))
     stop()
-    fragile.ensure_postgres_running()
-    assert len(index.search(np.eye(1, DIM)[0], 100).hits) == 20  # the next call works
+    restartable.ensure_postgres_running()
+    assert len(index.search(np.eye(1, DIM)[0], 100).hits) == 20  # the next call succeeds
     stop()
     for call in (lambda: index.search(np.eye(1, DIM)[0], 1), lambda: index.remove(["a"]), index.check):
         begin = time.monotonic()
@@ -540,7 +540,7 @@ def test_a_restarted_server_is_used_again(fragile) -> None:
             call()
         assert caught.value.retryable
         assert time.monotonic() - begin < 5
-    fragile.ensure_postgres_running()
+    restartable.ensure_postgres_running()
     assert len(index.search(np.eye(1, DIM)[0], 100).hits) == 20
     assert index.remove(["a"]) == 20
     assert index.check() == []

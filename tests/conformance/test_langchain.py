@@ -1,4 +1,4 @@
-"""LangChain's own suites for vector stores and retrievers, on the guarded ones, as they are."""
+"""LangChain's own test suites for vector stores and retrievers, unmodified, on the guarded ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.real_stores import chroma, faiss
 
 
 def expect_failures(request):
-    """Marks the tests that FAISS fails, because it replaces no document of the same id."""
+    """Marks the tests that FAISS fails, because it does not replace a document with the same id."""
     fails = ("delete_missing_content", "with_ids_is_idempotent", "by_id_with_mutation")
     if any(name in request.node.name for name in fails):
         request.node.add_marker(pytest.mark.xfail(strict=True, reason="the unguarded store fails, too"))
@@ -43,7 +43,7 @@ class TestGuardedChroma(VectorStoreIntegrationTests):
 
 
 class TestGuardedFaiss(TestGuardedChroma):
-    """It fails the six tests that the unguarded store fails (``TestBareFaiss``), and no other."""
+    """It fails exactly the six tests that the unguarded store fails (``TestBareFaiss``)."""
 
     open_store = staticmethod(faiss)
 
@@ -54,7 +54,7 @@ class TestGuardedFaiss(TestGuardedChroma):
 
 @pytest.mark.slow
 class TestBareFaiss(VectorStoreIntegrationTests):
-    """The six tests that ``TestGuardedFaiss`` expects to fail: the unguarded store fails them, and no other."""
+    """The unguarded store fails exactly the six tests that ``TestGuardedFaiss`` expects to fail."""
 
     @pytest.fixture(autouse=True)
     def _expected(self, request):

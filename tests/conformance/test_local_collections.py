@@ -1,4 +1,4 @@
-"""Attached collections of Chroma, LanceDB and FAISS, as their vendors ship them, in a folder."""
+"""Attached collections of Chroma, LanceDB and FAISS: the unmodified packages, in a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIM, N = 8, 90
 
 
 def vectors():
-    """Of unit length: Chroma and FAISS rank by the Euclidean distance here."""
+    """Vectors of unit length, because Chroma and FAISS rank by the Euclidean distance here."""
     X = np.random.default_rng(1).standard_normal((N, DIM))
     return (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float32)
 
@@ -37,14 +37,14 @@ def metadata(i):
 def make_chroma(folder):
     chromadb = pytest.importorskip("chromadb", reason="chromadb is not installed")
     client = chromadb.PersistentClient(str(folder), chromadb.config.Settings(anonymized_telemetry=False))
-    held = client.create_collection("docs", metadata={"hnsw:space": "l2"}, embedding_function=None)
-    held.add(
+    native = client.create_collection("docs", metadata={"hnsw:space": "l2"}, embedding_function=None)
+    native.add(
         names(),
         embeddings=vectors(),
         documents=[f"text {i}" for i in range(N)],
         metadatas=[metadata(i) for i in range(N)],
     )
-    return held
+    return native
 
 
 def chroma(folder, **options):
@@ -71,10 +71,10 @@ def make_faiss(folder):
     from langchain_community.vectorstores import FAISS
     from langchain_core.documents import Document as Native
 
-    held = {name: Native(f"text {i}", id=name, metadata=metadata(i)) for i, name in enumerate(names())}
+    native = {name: Native(f"text {i}", id=name, metadata=metadata(i)) for i, name in enumerate(names())}
     index = faiss.IndexFlatL2(DIM)
     index.add(vectors())
-    store = FAISS(lambda text: [], index, InMemoryDocstore(held), dict(enumerate(names())))
+    store = FAISS(lambda text: [], index, InMemoryDocstore(native), dict(enumerate(names())))
     store.save_local(str(folder))
     return store
 
@@ -89,11 +89,11 @@ STORES += [(make_faiss, faiss_saved, faiss_folder)]
 
 @pytest.fixture(params=STORES, ids=["chroma", "lancedb", "faiss"])
 def store(request, tmp_path, monkeypatch):
-    """The vendor's store, filled, and a function that opens it as a collection."""
+    """The filled store, and a function that opens it as a collection."""
     fill, collection, module = request.param
     monkeypatch.setattr(module, "SCAN_PAGE", 40)
-    theirs = fill(tmp_path / "store")
-    return theirs, lambda **options: collection(tmp_path / "store", **options)
+    vendor_store = fill(tmp_path / "store")
+    return vendor_store, lambda **options: collection(tmp_path / "store", **options)
 
 
 def test_rows_are_attached_with_their_sources_and_moments(store, tmp_path):
@@ -114,7 +114,7 @@ def test_rows_are_attached_with_their_sources_and_moments(store, tmp_path):
         index.search(q, 1)
 
 
-def test_only_rows_that_fit_a_condition_are_attached(tmp_path):
+def test_only_rows_that_match_a_filter_are_attached(tmp_path):
     make_chroma(tmp_path / "chroma")
     make_lancedb(tmp_path / "lance")
     for even in (chroma(tmp_path / "chroma", only={"even": True}), lancedb(tmp_path / "lance", where="metadata.even")):
@@ -128,7 +128,7 @@ def test_only_rows_that_fit_a_condition_are_attached(tmp_path):
     assert [d.id for page in two.scan() for d in page.documents] == [names()[0], names()[2]]
 
 
-def test_a_scan_of_lancedb_reads_one_version_also_after_an_interruption(tmp_path, monkeypatch):
+def test_a_resumed_scan_of_lancedb_reads_one_version(tmp_path, monkeypatch):
     monkeypatch.setattr(lancedb_table, "SCAN_PAGE", 40)
     table = make_lancedb(tmp_path / "lance")
     opened = lancedb(tmp_path / "lance")
@@ -141,7 +141,7 @@ def test_a_scan_of_lancedb_reads_one_version_also_after_an_interruption(tmp_path
     assert not opened.find(names()[:1]).documents
 
 
-def test_what_is_missing_is_named_and_nothing_is_created(tmp_path):
+def test_a_missing_store_or_column_is_an_error_and_is_not_created(tmp_path):
     pytest.importorskip("chromadb", reason="chromadb is not installed")
     with pytest.raises(DataError, match="holds no Chroma database"):
         chroma(tmp_path / "nowhere").open()
@@ -164,13 +164,13 @@ def test_what_is_missing_is_named_and_nothing_is_created(tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
-class _Attack:
+class _CodeOnUnpickling:
     def __reduce__(self):
         return (eval, ("__import__('pathlib').Path('attacked').touch()",))
 
 
-@pytest.mark.parametrize("value", [_Attack(), ({"_dict": {}}, {}), "a text"])
-def test_a_changed_file_of_documents_runs_no_code(tmp_path, monkeypatch, value):
+@pytest.mark.parametrize("value", [_CodeOnUnpickling(), ({"_dict": {}}, {}), "a text"])
+def test_a_malicious_pickle_file_runs_no_code(tmp_path, monkeypatch, value):
     monkeypatch.chdir(tmp_path)
     make_faiss(tmp_path / "store")
     (tmp_path / "store" / "index.pkl").write_bytes(pickle.dumps(value))
@@ -179,7 +179,7 @@ def test_a_changed_file_of_documents_runs_no_code(tmp_path, monkeypatch, value):
     assert not (tmp_path / "attacked").exists()
 
 
-def test_faiss_files_are_read_again_when_they_change_and_must_belong_together(tmp_path):
+def test_changed_faiss_files_are_reloaded_and_checked_for_consistency(tmp_path):
     from langchain_core.documents import Document as Native
 
     store = make_faiss(tmp_path / "store")
@@ -193,7 +193,7 @@ def test_faiss_files_are_read_again_when_they_change_and_must_belong_together(tm
     assert [d.text for d in opened.find(["new"]).documents] == ["new text"]
     store.index.add(vectors()[:1])
     store.save_local(str(tmp_path / "store"))
-    long_ago = time.time() - 2 * faiss_folder.SAVING_S  # else the writer might not have ended
+    long_ago = time.time() - 2 * faiss_folder.SAVING_S  # otherwise a save might still be in progress
     for file in (tmp_path / "store").iterdir():
         os.utime(file, (long_ago, long_ago))
     with pytest.raises(DataError, match="do not belong together"):

@@ -24,7 +24,7 @@ LONG_S = 120
 
 
 def filled(url: str) -> tuple[MilvusClient, str, np.ndarray]:
-    """A collection of entities with vectors of any length, and these vectors at unit length."""
+    """A collection of entities with vectors of any length, and these vectors normalized."""
     from pymilvus import DataType, MilvusClient
 
     X = np.random.default_rng(1).standard_normal((N, DIM)).astype(np.float32)
@@ -41,8 +41,8 @@ def filled(url: str) -> tuple[MilvusClient, str, np.ndarray]:
     return client, name, (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float64)
 
 
-def test_entities_are_attached_changed_and_dropped(milvus_url: str, tmp_path: Path, monkeypatch) -> None:
-    """One test, because a standalone server takes seconds to create and load a collection."""
+def test_attach_search_change_and_drop_a_collection(milvus_url: str, tmp_path: Path, monkeypatch) -> None:
+    """One test, because a standalone server needs seconds to create and load a collection."""
     monkeypatch.setattr(milvus_collection, "SCAN_PAGE", 70)
     client, name, U = filled(milvus_url)
 
@@ -55,7 +55,7 @@ def test_entities_are_attached_changed_and_dropped(milvus_url: str, tmp_path: Pa
     index = opened()
     summary = index.attach()
     assert (summary.rows, summary.sources, summary.rescaled, index.collection.by_cosine) == (N, N // 3, N, True)
-    assert [p.after for p in index.collection.scan("139")][0] == "209"  # resumes behind the cursor
+    assert [p.after for p in index.collection.scan("139")][0] == "209"  # resumes after the cursor
     q = U[5].astype(np.float32)
     found = index.search(q, 3)
     assert [h.document.id for h in found.hits] == [str(i) for i in np.argsort(-(U @ q))[:3]]

@@ -1,4 +1,4 @@
-"""Attached tables of a real Postgres server: nothing is written to them, and every change of them is tolerated."""
+"""Attached tables of a real Postgres server: Casemate writes nothing to them and tolerates every change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from casemate.maths.moments import CorpusMoments
 from casemate.types import Document, Secret
 from tests.postgres import sql
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only runs and is killed
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only runs until it is killed
 DIM = 8
 
 
@@ -75,7 +75,7 @@ def same(a: CorpusMoments, b: CorpusMoments) -> bool:
 
 
 def test_a_table_is_attached_and_not_written(vector_url, table, tmp_path) -> None:
-    """Uses a read-only role; rows and their transaction ids are unchanged."""
+    """Uses a read-only role. Rows and their transaction ids do not change."""
     role = f"r{uuid.uuid4().hex}"
     sql(vector_url, f"CREATE ROLE {role} LOGIN", f'GRANT SELECT ON "{table}" TO {role}')
     state = f"SELECT md5(string_agg(ctid::text || xmin || xmax || t::text, ',' ORDER BY nr)) FROM \"{table}\" AS t"
@@ -127,7 +127,7 @@ def test_arrays_and_views_are_supported(vector_url, table, tmp_path) -> None:
     index.close()
 
 
-def test_tenants_are_kept_apart(vector_url, table, tmp_path) -> None:
+def test_tenants_are_isolated(vector_url, table, tmp_path) -> None:
     sql(vector_url, f'ALTER TABLE "{table}" ADD owner int', f'UPDATE "{table}" SET owner = nr % 3')
     index = opened(of(vector_url, table, tenant="owner"), tmp_path)
     index.attach()
@@ -149,7 +149,7 @@ def test_rows_without_text_or_vector_are_skipped_and_counted(vector_url, table, 
     summary = index.attach()
     assert (summary.rows, summary.textless, summary.vectorless) == (449, 30, 21)
     assert same(index.moments(), true_moments(vector_url, table))
-    assert len(index.search(vectors(2, 1)[0], 500).hits) == 449  # skipped rows are no drift
+    assert len(index.search(vectors(2, 1)[0], 500).hits) == 449  # skipped rows do not count as drift
     index.close()
 
 
@@ -169,7 +169,7 @@ def test_invalid_rows_are_reported_with_their_ids(vector_url, table, tmp_path, d
     index = opened(of(vector_url, table), tmp_path)
     with pytest.raises(DataError, match=says):
         index.attach()
-    with pytest.raises(DataError, match="run 'casemate attach'"):  # an incomplete scan is not used
+    with pytest.raises(DataError, match="run 'casemate attach'"):  # an incomplete scan is discarded
         index.search(vectors(2, 1)[0], 1)
     index.close()
 
@@ -185,7 +185,7 @@ def test_invalid_rows_are_reported_with_their_ids(vector_url, table, tmp_path, d
         ({"connections": 0}, ConfigError, "connections=0"),
     ],
 )
-def test_a_wrong_configuration_is_refused_on_open(vector_url, table, tmp_path, options, kind, says) -> None:
+def test_open_rejects_a_wrong_configuration(vector_url, table, tmp_path, options, kind, says) -> None:
     with pytest.raises(kind, match=says):
         opened(of(vector_url, **({"table": table} | options)), tmp_path)
 
@@ -225,8 +225,8 @@ def test_a_scan_tolerates_removed_rows_and_resumes_after_a_lost_connection(
     before = seen[-1]
     seen.clear()
     index.attach(seen.append)
-    assert seen[0] == before  # resumed
-    assert index.moments().n == 499  # 3 had been counted, 480 was not
+    assert seen[0] == before  # the scan resumed
+    assert index.moments().n == 499  # row 3 was counted before the interruption, row 480 was not
     assert index.measure_drift().missing == 1
     index.attach()
     assert same(index.moments(), true_moments(vector_url, table))
@@ -254,14 +254,14 @@ def test_with_a_schema_rows_and_moments_change_in_one_transaction(vector_url, ta
     before = index.moments()
     count = sql(vector_url, f'SELECT count(*) FROM "{table}"')
 
-    def die(*_: object) -> None:
+    def kill_self(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     child = os.fork()
     if not child:
         try:
             other = opened(of(vector_url, table, writable=True), tmp_path, schema=schema)
-            monkeypatch.setattr(Sidecar, "record", die)  # after the rows, before the moments
+            monkeypatch.setattr(Sidecar, "record", kill_self)  # between the rows and the moments
             other.remove(["doc 2"])
         finally:
             os._exit(0)
@@ -284,7 +284,7 @@ def casemate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., t
 
     def run(*words: str) -> tuple[int, str, str]:
         done = CliRunner().invoke(cli, words)
-        if isinstance(done.exception, CasemateError):  # as ``main`` does
+        if isinstance(done.exception, CasemateError):  # like ``main``
             return 2, done.stdout, str(done.exception)
         return done.exit_code, done.stdout, done.stderr
 
@@ -293,8 +293,7 @@ def casemate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., t
 
 
 @pytest.mark.slow
-def test_by_the_command_line(vector_url, tmp_path, casemate, monkeypatch) -> None:
-    """Attach, ask, drift, attach again."""
+def test_attach_ask_and_drift_on_the_command_line(vector_url, tmp_path, casemate, monkeypatch) -> None:
     from casemate.config import PluginSpec
     from casemate.plugins import build
 

@@ -1,4 +1,4 @@
-"""Every built-in plug-in passes the conformance suite of its role; indexes have a file of their own.
+"""Every built-in plug-in passes the conformance suite of its role; indexes and defenses have files of their own.
 
 ``MAKERS`` builds a plug-in from a role and a name. A plug-in without an entry must work with its default options.
 """
@@ -49,7 +49,7 @@ DEAD = "http://127.0.0.1:9"
 
 
 def echo(question: str) -> str:
-    """A system that answers; used by the python target."""
+    """A system that answers, for the python target."""
     return f"You asked: {question}"
 
 
@@ -83,15 +83,15 @@ def entered(context: Any, request: pytest.FixtureRequest) -> Any:
 
 
 def default(role: str, name: str, request: pytest.FixtureRequest) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The plug-in with default options; an embedder option gets a stand-in."""
+    """The plug-in with default options; for an embedder option, a fake."""
     cls = plugins.load(role, name)
-    embedder = MiniLM() if role == "crawler" else BagOfWords()  # crawlers compare meanings
+    embedder = MiniLM() if role == "crawler" else BagOfWords()  # crawlers compare embeddings
     given = {field: embedder for field, kind in plugins.injected(cls).items() if kind is Embedder}
     return (cls(**given),), {}
 
 
 def worm(role, name, request):
-    """Few training questions: with the default of 3,000 for each command the check takes many minutes."""
+    """Uses few training questions; with the default of 3,000 per command the check takes many minutes."""
     return (plugins.load(role, name)(embedder=MiniLM(), suffix=4, training_questions=20),), {}
 
 
@@ -184,31 +184,31 @@ DIM, ROWS = 8, 60
 
 
 def rows() -> tuple[list[Document], np.ndarray]:
-    """Rows of a collection: ids are numbers, vectors have any length."""
+    """Rows of a collection, with numbers as ids and vectors of any length."""
     X = np.random.default_rng(1).standard_normal((ROWS, DIM)).astype(np.float32)
     return [Document(str(i), f"text {i}") for i in range(ROWS)], X
 
 
 def pgvector_table(role, name, request):
-    held, X = rows()
+    stored, X = rows()
     url = request.getfixturevalue("vector_url")
     values = ", ".join(f"({i}, 'text {i}', '{v.tolist()}')" for i, v in enumerate(X))
     create = f"CREATE TABLE docs (id bigint PRIMARY KEY, text text, embedding vector({DIM}))"
     postgres.sql(url, create, f"INSERT INTO docs VALUES {values}")
-    return (PgvectorTable(Secret(url), "docs", id="id", text="text", vector="embedding"), held, X), {}
+    return (PgvectorTable(Secret(url), "docs", id="id", text="text", vector="embedding"), stored, X), {}
 
 
 def qdrant_collection(role, name, request):
     from qdrant_client import QdrantClient, models
 
-    held, X = rows()
+    stored, X = rows()
     path = str(request.getfixturevalue("tmp_path") / "qdrant")
     client = QdrantClient(path=path)
     client.create_collection("docs", models.VectorParams(size=DIM, distance=models.Distance.DOT))
     points = [models.PointStruct(id=i, vector=x.tolist(), payload={"text": f"text {i}"}) for i, x in enumerate(X)]
     client.upsert("docs", points)
     client.close()
-    return (QdrantCollection(Secret(path), "docs", text="text"), held, X), {}
+    return (QdrantCollection(Secret(path), "docs", text="text"), stored, X), {}
 
 
 def milvus_collection(role, name, request):
@@ -217,14 +217,14 @@ def milvus_collection(role, name, request):
     url = request.getfixturevalue("milvus_url")
     client, collection, U = entities.filled(url)
     client.close()
-    held = [Document(str(i), f"t{i}") for i in range(entities.N)]
+    stored = [Document(str(i), f"t{i}") for i in range(entities.N)]
     X = np.random.default_rng(1).standard_normal((entities.N, entities.DIM)).astype(np.float32)
     given = {"text": "body", "vector": "v", "timeout_s": entities.LONG_S}
-    return (MilvusCollection(Secret(url), collection, **given), held, X), {}
+    return (MilvusCollection(Secret(url), collection, **given), stored, X), {}
 
 
 def local_collection(role, name, request):
-    """A collection in a folder, of a vendor's own package."""
+    """A collection in a folder, with a local package."""
     from tests.conformance import test_local_collections as local
 
     fill, make = {
@@ -234,8 +234,8 @@ def local_collection(role, name, request):
     }[name]
     folder = request.getfixturevalue("tmp_path") / "store"
     fill(folder)
-    held = [Document(row, f"text {i}") for i, row in enumerate(local.names())]
-    return (make(folder), held, local.vectors(), "no such id"), {}
+    stored = [Document(row, f"text {i}") for i, row in enumerate(local.names())]
+    return (make(folder), stored, local.vectors(), "no such id"), {}
 
 
 def remote_collection(role, name, request):
@@ -248,11 +248,11 @@ def remote_collection(role, name, request):
         "weaviate_collection": store_servers.Weaviate,
         "pinecone_index": store_servers.Pinecone,
     }[name]
-    server = store_servers.serving(kind(remote.held(kind)))
+    server = store_servers.serving(kind(remote.stored(kind)))
     url = server.__enter__()
     request.addfinalizer(lambda: server.__exit__(None, None, None))
-    held = [Document(row, f"text {i}") for i, row in enumerate(remote.names(kind))]
-    return (remote.collection(kind, url), held, remote.vectors(), str(uuid.UUID(int=7))), {}
+    stored = [Document(row, f"text {i}") for i, row in enumerate(remote.names(kind))]
+    return (remote.collection(kind, url), stored, remote.vectors(), str(uuid.UUID(int=7))), {}
 
 
 MAKERS: dict[tuple[str, str], Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]] = {

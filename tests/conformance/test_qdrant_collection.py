@@ -1,4 +1,4 @@
-"""Attached points of Qdrant (the client's local mode)."""
+"""Attached points of Qdrant, in the client's local mode."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def create(folder: Path, vectors: np.ndarray, **options: object) -> None:
 
 @pytest.fixture(scope="module")
 def created() -> dict[str, Path]:
-    """Folders by the options that their collection was created with: the client writes each point to the disk."""
+    """A folder per set of collection options, because the client writes each point to the disk."""
     return {}
 
 
@@ -102,7 +102,7 @@ def test_points_without_text_do_not_displace_hits(points, tmp_path) -> None:
     index = opened(tmp_path, only={"even": True})
     client, q = index.collection._client, U[4].astype(np.float32)
     near = [i for i in np.argsort(-(U @ q)).tolist() if i % 2 == 0]
-    client.delete_payload("theirs", ["body"], points=near[:100])  # more than the extra candidates
+    client.delete_payload("theirs", ["body"], points=near[:100])  # more points than the extra candidates
     index.attach()
     assert [h.document.id for h in index.search(q, 3).hits] == [str(i) for i in near[100:103]]
     index.close()
@@ -120,7 +120,7 @@ def test_a_metric_other_than_cosine_is_reported_if_lengths_differ(points, tmp_pa
     index.close()
 
 
-def test_only_points_with_given_payload_are_attached(points, tmp_path) -> None:
+def test_only_points_that_match_the_payload_filter_are_attached(points, tmp_path) -> None:
     U = points()
     index = opened(tmp_path, only={"even": True})
     assert index.attach().rows == N // 2
@@ -159,7 +159,7 @@ def test_a_missing_vector_or_collection_is_reported(points, tmp_path) -> None:
     index.close()
 
 
-def test_fields_inside_others_are_read_and_refused_when_written(tmp_path):
+def test_nested_fields_are_readable_and_not_writable(tmp_path):
     from qdrant_client import QdrantClient, models
 
     client = QdrantClient(path=str(tmp_path / "nested"))

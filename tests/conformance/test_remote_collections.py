@@ -40,7 +40,7 @@ def fields(i, kind):
     return {"text": f"text {i}", "even": i % 2 == 0, "metadata": {"doc": f"d{i // 3}", "page": i}}
 
 
-def held(kind, n=N):
+def stored_rows(kind, n=N):
     return [(name, x, fields(i, kind)) for i, (name, x) in enumerate(zip(names(kind, n), vectors(n), strict=True))]
 
 
@@ -66,7 +66,7 @@ def small_pages(monkeypatch):
 
 
 def test_a_collection_passes_the_conformance_suite(kind, small_pages):
-    rows = held(kind)
+    rows = stored_rows(kind)
     with serving(store := kind(rows)) as url:
         check_collection(
             collection(kind, url), [Document(name, f"text {i}") for i, (name, _, _) in enumerate(rows)], vectors(),
@@ -76,7 +76,7 @@ def test_a_collection_passes_the_conformance_suite(kind, small_pages):
 
 
 def test_rows_are_attached_with_their_sources_and_moments(kind, tmp_path, small_pages):
-    rows, X = held(kind), vectors()
+    rows, X = stored_rows(kind), vectors()
     rows[1] = (rows[1][0], rows[1][1], {name: value for name, value in rows[1][2].items() if name != "text"})
     if kind is not Pinecone:  # its records always have values
         rows[2] = (rows[2][0], None, rows[2][2])
@@ -84,16 +84,16 @@ def test_rows_are_attached_with_their_sources_and_moments(kind, tmp_path, small_
         index = AttachedIndex(collection(kind, url), tmp_path / "attached.db")
         index.open("test", DIM)
         summary = index.attach()
-        lost = [i for i, row in enumerate(rows) if row[1] is None or "text" not in row[2]]
-        assert (summary.rows, summary.textless, summary.vectorless) == (N - len(lost), 1, len(lost) - 1)
+        incomplete = [i for i, row in enumerate(rows) if row[1] is None or "text" not in row[2]]
+        assert (summary.rows, summary.textless, summary.vectorless) == (N - len(incomplete), 1, len(incomplete) - 1)
         assert not any("unit length" in problem for problem in index.check())
         q = (X[5] / np.linalg.norm(X[5])).astype(np.float32)
         found = index.search(q, 3)
         U = X.astype(np.float64) / np.linalg.norm(X.astype(np.float64), axis=1, keepdims=True)
-        expected = np.delete(U, lost, axis=0) @ q
+        expected = np.delete(U, incomplete, axis=0) @ q
         assert found.similarity_stats.mean == pytest.approx(float(expected.mean()), abs=1e-6)
         assert found.similarity_stats.std == pytest.approx(float(expected.std()), abs=1e-6)
-        best = [i for i in np.argsort(-(U @ q)).tolist() if i not in lost][:3]
+        best = [i for i in np.argsort(-(U @ q)).tolist() if i not in incomplete][:3]
         assert [h.document.id for h in found.hits] == [rows[i][0] for i in best]
         document = found.hits[0].document
         assert (document.text, document.source) == ("text 5", "d1")
@@ -101,13 +101,13 @@ def test_rows_are_attached_with_their_sources_and_moments(kind, tmp_path, small_
         index.close()
 
 
-def test_the_key_is_sent_and_a_refusal_does_not_quote_it(kind):
+def test_the_key_is_sent_and_not_quoted_in_an_authentication_error(kind):
     options = {} if kind is Pinecone else {"api_key": Secret(KEY)}
-    with serving(kind(held(kind), KEY)) as url:
+    with serving(kind(stored_rows(kind), KEY)) as url:
         opened = collection(kind, url, **options)
         assert opened.open() == DIM
         opened.close()
-    with serving(kind(held(kind), "another key")) as url:
+    with serving(kind(stored_rows(kind), "another key")) as url:
         refused = collection(kind, url, **options)
         with pytest.raises(BackendError, match="the server refuses the key") as caught:
             refused.open()
@@ -126,9 +126,9 @@ def test_the_key_is_sent_and_a_refusal_does_not_quote_it(kind):
         ((200, b"<html>"), BackendError, "is not JSON"),
     ],
 )
-def test_failures_of_the_server_are_errors_that_say_what_to_do(kind, answer, error, why):
+def test_server_failures_are_errors_with_advice(kind, answer, error, why):
     options = {} if kind is Pinecone else {"api_key": Secret(KEY)}
-    with serving(store := kind(held(kind, 3))) as url:
+    with serving(store := kind(stored_rows(kind, 3))) as url:
         opened = collection(kind, url, **options)
         opened.open()
         store.fail = answer
@@ -141,7 +141,7 @@ def test_failures_of_the_server_are_errors_that_say_what_to_do(kind, answer, err
 
 
 def test_rows_without_text_do_not_end_a_search_early(kind, tmp_path):
-    rows = held(kind)
+    rows = stored_rows(kind)
     for i in range(0, N, 3):
         rows[i] = (*rows[i][:2], {name: value for name, value in rows[i][2].items() if name != "text"})
     whole = [i for i in range(N) if i % 3]
@@ -156,9 +156,9 @@ def test_rows_without_text_do_not_end_a_search_early(kind, tmp_path):
         opened.close()
 
 
-def test_a_search_beyond_the_limit_of_the_store_is_refused_and_never_cut_short(kind, tmp_path, monkeypatch):
+def test_a_search_beyond_the_limit_of_the_store_is_rejected_and_not_truncated(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(type(collection(kind, "http://x")), "max_results", 100)
-    rows = held(kind)
+    rows = stored_rows(kind)
     q = (vectors()[5] / np.linalg.norm(vectors()[5])).astype(np.float32)
     with serving(store := kind(rows)) as url:
         index = AttachedIndex(collection(kind, url), tmp_path / "attached.db")
@@ -186,7 +186,7 @@ def test_a_search_beyond_the_limit_of_the_store_is_refused_and_never_cut_short(k
         ({"timed_out": True}, "the server's time limit passed"),
     ],
 )
-def test_a_response_of_some_shards_only_is_an_error_to_try_again(kind, part, why):
+def test_a_response_from_some_shards_only_is_a_retryable_error(kind, part, why):
     class Partial(kind):
         partial = False
 
@@ -196,7 +196,7 @@ def test_a_response_of_some_shards_only_is_an_error_to_try_again(kind, part, why
             found = super().answer(method, path, query, body)
             return {**found, **part} if self.partial and path.endswith(("/_search", "/_count")) else found
 
-    with serving(store := Partial(held(kind, 9))) as url:
+    with serving(store := Partial(stored_rows(kind, 9))) as url:
         opened = collection(kind, url)
         opened.open()
         store.partial = True
@@ -209,11 +209,11 @@ def test_a_response_of_some_shards_only_is_an_error_to_try_again(kind, part, why
         opened.close()
 
 
-def test_an_unreachable_server_is_named_without_its_password(kind):
-    dead = collection(kind, "http://127.0.0.1:9")
+def test_the_error_names_an_unreachable_server_without_its_password(kind):
+    unreachable = collection(kind, "http://127.0.0.1:9")
     with pytest.raises(BackendError, match="cannot be reached"):
-        dead.open()
-    dead.close()
+        unreachable.open()
+    unreachable.close()
     with pytest.raises(BackendError, match="must begin with http"):
         collection(kind, "file:///etc").open()
     if kind is not Pinecone:
@@ -221,8 +221,8 @@ def test_an_unreachable_server_is_named_without_its_password(kind):
 
 
 @pytest.mark.parametrize("kind", [Elasticsearch, OpenSearch])
-def test_only_rows_with_given_values_are_attached(kind):
-    with serving(kind(held(kind))) as url:
+def test_only_rows_that_match_a_filter_are_attached(kind):
+    with serving(kind(stored_rows(kind))) as url:
         even = collection(kind, url, only={"even": True})
         even.open()
         assert even.count() == N // 2 == sum(len(page.documents) for page in even.scan())
@@ -232,27 +232,27 @@ def test_only_rows_with_given_values_are_attached(kind):
 
 
 @pytest.mark.parametrize("kind", [Elasticsearch, OpenSearch])
-def test_a_scan_reads_one_state_and_resumes_behind_rows_of_equal_numbers(kind, small_pages):
-    with serving(store := kind(held(kind))) as url:
+def test_a_scan_reads_one_snapshot_and_resumes_after_rows_with_equal_sequence_numbers(kind, small_pages):
+    with serving(store := kind(stored_rows(kind))) as url:
         opened = collection(kind, url)
         opened.open()
         pages = opened.scan()
         first = next(pages)
-        store.rows = store.rows[:100]  # another program removes rows while the scan goes on
+        store.rows = store.rows[:100]  # another program removes rows during the scan
         seen = [d.id for page in [first, *pages] for d in page.documents]
         assert seen == names(kind), "the snapshot still has them, each once"
-        store.rows = held(kind)
+        store.rows = stored_rows(kind)
         again = [d.id for page in opened.scan(first.after) for d in page.documents]
         assert [d.id for d in first.documents] + again == names(kind)
         opened.close()
 
 
 @pytest.mark.parametrize("kind", [Elasticsearch, OpenSearch])
-def test_a_scan_is_complete_although_its_snapshot_has_expired_at_the_end(kind, small_pages, monkeypatch):
+def test_a_scan_is_complete_if_its_snapshot_expires_at_the_end(kind, small_pages, monkeypatch):
     def expired(self, method, path, query, body):
         return None if method == "DELETE" else kind.answer(self, method, path, query, body)
 
-    with serving(type("Expired", (kind,), {"answer": expired})(held(kind))) as url:
+    with serving(type("Expired", (kind,), {"answer": expired})(stored_rows(kind))) as url:
         opened = collection(kind, url)
         opened.open()
         assert sum(len(page.documents) for page in opened.scan()) == N
@@ -272,16 +272,16 @@ def test_a_scan_is_complete_although_its_snapshot_has_expired_at_the_end(kind, s
         (lambda: ChromaCollection("http://x", "docs", timeout_s=0), "timeout_s must be above 0"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(make, why):
+def test_invalid_options_are_rejected(make, why):
     with pytest.raises(ConfigError, match=why):
         make()
 
 
-def test_a_field_that_is_no_vector_is_refused_with_the_fields_there_are():
-    with serving(Elasticsearch(held(Elasticsearch, 3))) as url:
+def test_a_field_without_vectors_is_rejected_with_the_existing_fields():
+    with serving(Elasticsearch(stored_rows(Elasticsearch, 3))) as url:
         with pytest.raises(DataError, match="'text' is no vector field; the fields are metadata, text, vector"):
             collection(Elasticsearch, url, vector="text").open()
-    with serving(Weaviate(held(Weaviate, 3))) as url:
+    with serving(Weaviate(stored_rows(Weaviate, 3))) as url:
         for wrong in ({"text": "body"}, {"source": "of"}, {"source": "of.name"}, {"title": "body"}):
             (name,) = wrong.values()
             with pytest.raises(DataError, match=f"has no property '{name}' of a plain type; it has text, doc"):
@@ -290,9 +290,9 @@ def test_a_field_that_is_no_vector_is_refused_with_the_fields_there_are():
             collection(Weaviate, url, vector="v").open()
 
 
-def test_a_silent_or_unreachable_chroma_server_is_an_error_to_try_again():
+def test_an_unresponsive_or_unreachable_chroma_server_is_a_retryable_error():
     pytest.importorskip("chromadb", reason="chromadb is not installed")
-    with serving(store := Chroma(held(Weaviate, 3))) as url:
+    with serving(store := Chroma(stored_rows(Weaviate, 3))) as url:
         opened = ChromaCollection(url, "docs", Secret(KEY), timeout_s=0.2)
         store.silent = True
         calls = [opened.open, opened.count, lambda: next(opened.scan()), lambda: opened.search(vectors()[0], 1)]
@@ -313,7 +313,9 @@ def test_a_silent_or_unreachable_chroma_server_is_an_error_to_try_again():
 
 
 def test_rows_of_weaviate_have_the_same_metadata_in_scans_and_searches():
-    rows = [(name, x, {**told, "of": {"name": "nested"}}) for name, x, told in held(Weaviate, 3)]
+    rows = [
+        (name, x, {**fields_of_row, "of": {"name": "nested"}}) for name, x, fields_of_row in stored_rows(Weaviate, 3)
+    ]
     with serving(Weaviate(rows)) as url:
         opened = collection(Weaviate, url)
         opened.open()
@@ -322,8 +324,8 @@ def test_rows_of_weaviate_have_the_same_metadata_in_scans_and_searches():
         opened.close()
 
 
-def test_requests_are_those_of_the_vendors_own_clients():
-    """Recorded by ``tests.record_store_requests``: paths, parameters and bodies, for the same calls."""
+def test_requests_equal_those_of_the_vendors_clients():
+    """Oracle: paths, parameters and bodies of the same calls, recorded by ``tests.record_store_requests``."""
     recorded = json.loads(record.FILE.read_text())
     assert recorded.keys() == record.PRODUCTS.keys()
     for name, (_, kind, _) in record.PRODUCTS.items():
@@ -337,7 +339,7 @@ def test_requests_are_those_of_the_vendors_own_clients():
             opened.find(record.IDS)
             opened.close()
         sent = json.loads(json.dumps(store.requests))
-        theirs = [request for request in recorded[name]["requests"] if request[1] != "/v1/meta"]
-        assert [request for request in theirs if request not in sent] == [], name
-        if kind is not Weaviate:  # its client searches and lists by another protocol
-            assert [request for request in sent if request not in theirs] == [], name
+        vendor_requests = [request for request in recorded[name]["requests"] if request[1] != "/v1/meta"]
+        assert [request for request in vendor_requests if request not in sent] == [], name
+        if kind is not Weaviate:  # the vendor's client searches and lists over gRPC
+            assert [request for request in sent if request not in vendor_requests] == [], name

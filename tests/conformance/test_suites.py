@@ -1,4 +1,4 @@
-"""Each conformance suite accepts a correct plug-in and refuses a faulty one."""
+"""Each conformance suite accepts a correct plug-in and rejects a faulty one."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Unordered(BagOfWords):
         return super().embed(sorted(texts), progress)
 
 
-class Silent(BagOfWords):
+class NoProgress(BagOfWords):
     def embed(self, texts, progress=None):
         return super().embed(texts)
 
 
-class Blind(BagOfWords):
+class IncompleteSpans(BagOfWords):
     def spans(self, text):
         return super().spans(text)[1:]
 
 
-class Says(Generator):
+class FixedPieces(Generator):
     """Streams some pieces."""
 
     def __init__(self, *pieces):
@@ -136,8 +136,8 @@ class Upper(Letters):
         return super().text(tokens).upper()
 
 
-class Drifting(Letters):
-    """A session does not forget what was taken back."""
+class PathDependentSession(Letters):
+    """Logits depend on tokens that were taken back."""
 
     def begin(self, prompts):
         session = super().begin(prompts)
@@ -150,17 +150,17 @@ class Flat(Letters):
         return super().begin(prompts[:1])
 
 
-class Forgetful(Memory):
+class LosesAnEvent(Memory):
     def scan(self, kind=None, since=None):
         return super().scan(kind, since)[1:]
 
 
-class Generous(Memory):
+class GrantsEverything(Memory):
     def acquire(self, wanted):
         return [QuotaGrant(w.amount, w.amount) for w in wanted]
 
 
-class Shared(Memory):
+class LeasesToEveryHolder(Memory):
     def lease(self, name, holder, seconds):
         return True
 
@@ -174,26 +174,26 @@ class Answers(Target):
             raise BackendError("no route to the system", backend="fake", retryable=True)
         if self.answer == "echo":
             raise BackendError(f"cannot answer {query.text}", backend="fake", retryable=False)
-        return self.answer if not isinstance(self.answer, str) else made(self.answer, self.hits)
+        return self.answer if not isinstance(self.answer, str) else answer_with(self.answer, self.hits)
 
     async def stream(self, query):
         yield "a text"
 
 
-class Declares(Answers):
+class DeclaresCapabilities(Answers):
     def __init__(self, **declared):
         super().__init__("yes")
         vars(self).update(declared)
 
 
-def made(text, hits=()):
+def answer_with(text, hits=()):
     return Answer(text, Retrieval(tuple(hits), SimilarityStats(0, 0.0, 0.0)))
 
 
 TWICE = [Hit(Document("d", "x"), 0.5), Hit(Document("d", "x"), 0.5)]
 
 
-class Sends(Channel):
+class FakeChannel(Channel):
     def __init__(self, name="sends", error=None):
         self.name, self.error = name, error
 
@@ -215,7 +215,7 @@ class Eager(LocalExecutor):
         return iter([function(item) for item in itertools.islice(items, 10_001)])
 
 
-class Backwards(LocalExecutor):
+class ReversedOrder(LocalExecutor):
     def map(self, function, items, stopped=lambda: False):
         return reversed(list(super().map(function, items, stopped)))
 
@@ -275,7 +275,7 @@ class Rows(VectorCollection):
         pass
 
 
-class Lossy(Rows):
+class TruncatedScan(Rows):
     def scan(self, after=""):
         return itertools.islice(super().scan(after), 3)
 
@@ -303,7 +303,7 @@ X = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
 
 
 @dataclass
-class Asks(MembershipAttack):
+class FakeMembershipAttack(MembershipAttack):
     """Asks one question."""
 
     fault: str = ""
@@ -330,8 +330,8 @@ class Asks(MembershipAttack):
 
 
 @dataclass
-class Crawls(ExtractionAttack):
-    """Asks for everything."""
+class FakeExtractionAttack(ExtractionAttack):
+    """Asks for the whole collection."""
 
     fault: str = ""
     paper = "a test"
@@ -345,7 +345,7 @@ class Crawls(ExtractionAttack):
 
 
 @dataclass
-class Poisons(PoisoningAttack):
+class FakePoisoningAttack(PoisoningAttack):
     """Writes one page."""
 
     fault: str = ""
@@ -363,7 +363,7 @@ TOKEN = TokenScore(4, 12, -1.0, 3)
 
 
 @dataclass
-class Injects(InjectionAttack):
+class FakeInjectionAttack(InjectionAttack):
     """Asks for a word."""
 
     fault: str = ""
@@ -381,68 +381,68 @@ class Injects(InjectionAttack):
 
 GOOD = {
     "embedder": lambda: testing.check_embedder(BagOfWords()),
-    "generator": lambda: testing.check_generator(Says("a", "b")),
+    "generator": lambda: testing.check_generator(FixedPieces("a", "b")),
     "language_model": lambda: testing.check_language_model(Scores(TOKEN)),
     "token_model": lambda: testing.check_token_model(Letters()),
     "store": lambda: testing.check_event_store(lambda fresh: Memory(), durable=False),
     "target": lambda: testing.check_target(Answers("yes"), Answers()),
-    "channel": lambda: testing.check_channel(Sends(), Sends(error=refused)),
+    "channel": lambda: testing.check_channel(FakeChannel(), FakeChannel(error=refused)),
     "cluster": lambda: testing.check_executor(LocalExecutor()),
     "collection": lambda: testing.check_collection(Rows(rows(), X), rows(), X),
     "collection, read-only": lambda: testing.check_collection(Rows(rows(), X, writable=False), rows(), X),
-    "attack": lambda: testing.check_membership_attack(Asks()),
-    "crawler": lambda: testing.check_extraction_attack(Crawls()),
-    "poisoner": lambda: testing.check_poisoning_attack(Poisons()),
-    "injector": lambda: testing.check_injection_attack(Injects()),
+    "attack": lambda: testing.check_membership_attack(FakeMembershipAttack()),
+    "crawler": lambda: testing.check_extraction_attack(FakeExtractionAttack()),
+    "poisoner": lambda: testing.check_poisoning_attack(FakePoisoningAttack()),
+    "injector": lambda: testing.check_injection_attack(FakeInjectionAttack()),
 }
 BAD = {
     "unit length": lambda: testing.check_embedder(LongRows()),
     "order of the texts": lambda: testing.check_embedder(Unordered()),
-    "progress": lambda: testing.check_embedder(Silent()),
-    "miss letters": lambda: testing.check_embedder(Blind()),
-    "at least one piece": lambda: testing.check_generator(Says()),
-    "yield texts": lambda: testing.check_generator(Says(7)),
+    "progress": lambda: testing.check_embedder(NoProgress()),
+    "miss letters": lambda: testing.check_embedder(IncompleteSpans()),
+    "at least one piece": lambda: testing.check_generator(FixedPieces()),
+    "yield texts": lambda: testing.check_generator(FixedPieces(7)),
     "asynchronous generator": lambda: testing.check_generator(Coroutine()),
     "every token but the first": lambda: testing.check_language_model(Scores()),
     "at most 0": lambda: testing.check_language_model(Scores(TokenScore(4, 12, 0.5, 0))),
     "outside the text": lambda: testing.check_language_model(Scores(TokenScore(4, 900, -1.0, 0))),
     "order of the text$": lambda: testing.check_language_model(Scores(TOKEN, TokenScore(0, 3, -1.0, 0))),
     "restore the words": lambda: testing.check_token_model(Upper()),
-    "before the answer|goes back": lambda: testing.check_token_model(Drifting()),
+    "before the answer|goes back": lambda: testing.check_token_model(PathDependentSession()),
     "two contexts": lambda: testing.check_token_model(Flat()),
-    "all events": lambda: testing.check_event_store(lambda fresh: Forgetful(), durable=False),
-    "quota of 100": lambda: testing.check_event_store(lambda fresh: Generous(), durable=False),
-    "second holder": lambda: testing.check_event_store(lambda fresh: Shared(), durable=False),
+    "all events": lambda: testing.check_event_store(lambda fresh: LosesAnEvent(), durable=False),
+    "quota of 100": lambda: testing.check_event_store(lambda fresh: GrantsEverything(), durable=False),
+    "second holder": lambda: testing.check_event_store(lambda fresh: LeasesToEveryHolder(), durable=False),
     "second handle": lambda: testing.check_event_store(lambda fresh: Memory()),
     "return an Answer": lambda: testing.check_target(Answers(7)),
     "twice in a context": lambda: testing.check_target(Answers("yes", TWICE)),
-    "tells contains 'source'": lambda: testing.check_target(Declares(tells={"source"})),
-    "can contains 'verdicts'": lambda: testing.check_target(Declares(can={"verdicts"})),
+    "tells contains 'source'": lambda: testing.check_target(DeclaresCapabilities(tells={"source"})),
+    "can contains 'verdicts'": lambda: testing.check_target(DeclaresCapabilities(can={"verdicts"})),
     "must raise BackendError": lambda: testing.check_target(Answers("yes"), Answers("yes")),
     "repeat the question": lambda: testing.check_target(Answers("yes"), Answers("echo")),
-    "needs a name; deliveries": lambda: testing.check_channel(Sends("")),
-    "not delivered must raise": lambda: testing.check_channel(Sends(), Sends()),
-    "repeat the notification": lambda: testing.check_channel(Sends(), Sends(error=repeated)),
+    "needs a name; deliveries": lambda: testing.check_channel(FakeChannel("")),
+    "not delivered must raise": lambda: testing.check_channel(FakeChannel(), FakeChannel()),
+    "repeat the notification": lambda: testing.check_channel(FakeChannel(), FakeChannel(error=repeated)),
     "stopped": lambda: testing.check_executor(Eager()),
-    "order of the items": lambda: testing.check_executor(Backwards()),
+    "order of the items": lambda: testing.check_executor(ReversedOrder()),
     "error of a task": lambda: testing.check_executor(Swallowing()),
-    "all rows": lambda: testing.check_collection(Lossy(rows(), X), rows(), X),
+    "all rows": lambda: testing.check_collection(TruncatedScan(rows(), X), rows(), X),
     "nearest row": lambda: testing.check_collection(Inexact(rows(), X), rows(), X),
     "adding twice": lambda: testing.check_collection(Duplicates(rows(), X), rows(), X),
-    "same questions": lambda: testing.check_membership_attack(Asks("drifts")),
-    "not finite": lambda: testing.check_membership_attack(Asks("nan")),
-    "2 values came for 1": lambda: testing.check_membership_attack(Asks("many")),
-    "must not catch BudgetExhausted": lambda: testing.check_membership_attack(Asks("catches")),
-    "give the same questions": lambda: testing.check_extraction_attack(Crawls("random")),
-    "must not be empty": lambda: testing.check_extraction_attack(Crawls("empty")),
-    "at least one document": lambda: testing.check_poisoning_attack(Poisons("none")),
-    "must have text": lambda: testing.check_poisoning_attack(Poisons("empty")),
-    "the same documents": lambda: testing.check_poisoning_attack(Poisons("random")),
-    "distinct ids": lambda: testing.check_poisoning_attack(Poisons("ids")),
-    "distinct names": lambda: testing.check_injection_attack(Injects(variants=("same", "same"))),
-    "same document": lambda: testing.check_injection_attack(Injects("random")),
-    "contain the instruction": lambda: testing.check_injection_attack(Injects("lost")),
-    "a quotation is not the effect": lambda: testing.check_injection_attack(Injects("credulous")),
+    "same questions": lambda: testing.check_membership_attack(FakeMembershipAttack("drifts")),
+    "not finite": lambda: testing.check_membership_attack(FakeMembershipAttack("nan")),
+    "2 values came for 1": lambda: testing.check_membership_attack(FakeMembershipAttack("many")),
+    "must not catch BudgetExhausted": lambda: testing.check_membership_attack(FakeMembershipAttack("catches")),
+    "give the same questions": lambda: testing.check_extraction_attack(FakeExtractionAttack("random")),
+    "must not be empty": lambda: testing.check_extraction_attack(FakeExtractionAttack("empty")),
+    "at least one document": lambda: testing.check_poisoning_attack(FakePoisoningAttack("none")),
+    "must have text": lambda: testing.check_poisoning_attack(FakePoisoningAttack("empty")),
+    "the same documents": lambda: testing.check_poisoning_attack(FakePoisoningAttack("random")),
+    "distinct ids": lambda: testing.check_poisoning_attack(FakePoisoningAttack("ids")),
+    "distinct names": lambda: testing.check_injection_attack(FakeInjectionAttack(variants=("same", "same"))),
+    "same document": lambda: testing.check_injection_attack(FakeInjectionAttack("random")),
+    "contain the instruction": lambda: testing.check_injection_attack(FakeInjectionAttack("lost")),
+    "a quotation is not the effect": lambda: testing.check_injection_attack(FakeInjectionAttack("credulous")),
 }
 
 
@@ -452,6 +452,6 @@ def test_a_correct_plug_in_passes(role):
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_a_faulty_plug_in_is_refused(fault):
+def test_a_faulty_plug_in_is_rejected(fault):
     with pytest.raises(AssertionError, match=fault):
         BAD[fault]()

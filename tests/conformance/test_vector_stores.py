@@ -1,4 +1,4 @@
-"""What Milvus and Qdrant, and those who look after them, can do to an index in them."""
+"""Milvus and Qdrant indexes under failures of the server and changes by its administrators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from casemate.types import Document, Query, Secret
 from tests.fakes import BagOfWords, Parrot
 
 DIM = 8
-PATIENT = 60  # timeout of a call on a machine that is busy with other tests
+LONG_TIMEOUT_S = 60  # timeout of a call on a busy machine
 
 
 def unit(seed: int, n: int) -> np.ndarray:
@@ -39,11 +39,11 @@ def documents(source: str, count: int) -> list[Document]:
     return [Document(f"{source}/{i}", f"text {i}", source=source) for i in range(count)]
 
 
-def asking(index: Index) -> Guard:
-    """A guard in front of an index with one document, which the query names."""
+def guard_over(index: Index) -> Guard:
+    """A guard over an index with one document, which the query names."""
     rag = Rag(BagOfWords(dim=DIM), index, Parrot())
-    held = [Document("secret", "the patient Anna Weiss has diabetes")]
-    index.add(held, rag.embedder.embed([d.content for d in held]))
+    secret_documents = [Document("secret", "the patient Anna Weiss has diabetes")]
+    index.add(secret_documents, rag.embedder.embed([d.content for d in secret_documents]))
     return Guard(rag, ())
 
 
@@ -53,7 +53,7 @@ def asking(index: Index) -> Guard:
 @pytest.fixture
 def milvus(milvus_url: str) -> Iterator[MilvusIndex]:
     """Open, with 60 documents of 6 sources."""
-    index = MilvusIndex(Secret(milvus_url), collection=f"i{uuid.uuid4().hex}", timeout_s=PATIENT)
+    index = MilvusIndex(Secret(milvus_url), collection=f"i{uuid.uuid4().hex}", timeout_s=LONG_TIMEOUT_S)
     index.open("test", DIM)
     index.add([d for i in range(6) for d in documents(f"s{i}", 10)], unit(0, 60))
     yield index
@@ -68,7 +68,7 @@ def collections(url: str, index: MilvusIndex) -> list[str]:
     return names
 
 
-def test_another_dimension_or_embedder_is_refused(milvus, milvus_url) -> None:
+def test_another_dimension_or_embedder_is_rejected(milvus, milvus_url) -> None:
     for fingerprint, dim in (("test", DIM + 1), ("another", DIM)):
         other = MilvusIndex(milvus_url, collection=milvus.collection)
         with pytest.raises(DataError, match="of the embedder 'test'"):
@@ -77,17 +77,19 @@ def test_another_dimension_or_embedder_is_refused(milvus, milvus_url) -> None:
 
 
 def test_filters_contain_no_document_text(milvus) -> None:
-    odd = ['" or key >= 0 or tenant == "', "' or 1 == 1 --", '\\" in [', "\0", "%", '")']
-    assert milvus.remove(odd) == 0
-    milvus.add([Document(text, text, source=text) for text in odd], unit(1, len(odd)), odd[0])
-    assert milvus.remove(odd[:1], odd[0]) == 1
-    assert milvus.tenants() == sorted([odd[0], "default"])
+    injections = ['" or key >= 0 or tenant == "', "' or 1 == 1 --", '\\" in [', "\0", "%", '")']
+    assert milvus.remove(injections) == 0
+    milvus.add([Document(text, text, source=text) for text in injections], unit(1, len(injections)), injections[0])
+    assert milvus.remove(injections[:1], injections[0]) == 1
+    assert milvus.tenants() == sorted([injections[0], "default"])
     assert milvus.moments().n == 60
 
 
 @pytest.mark.parametrize("kind", ["HNSW", "IVF_FLAT"])
-def test_approximate_kinds(milvus_url, kind) -> None:
-    index = MilvusIndex(milvus_url, collection=f"i{uuid.uuid4().hex}", kind=kind, nlist=4, nprobe=4, timeout_s=PATIENT)
+def test_approximate_index_kinds_find_the_nearest_documents(milvus_url, kind) -> None:
+    index = MilvusIndex(
+        milvus_url, collection=f"i{uuid.uuid4().hex}", kind=kind, nlist=4, nprobe=4, timeout_s=LONG_TIMEOUT_S
+    )
     index.open("test", DIM)
     index.add(documents("a", 200), unit(2, 200))
     found, s = index.search(unit(3, 1)[0], 10), unit(2, 200).astype(np.float64) @ unit(3, 1)[0].astype(np.float64)
@@ -121,7 +123,7 @@ def test_deleted_or_renamed_collections_are_reported(milvus, milvus_url, monkeyp
     client.close()
 
 
-def test_a_collection_of_another_program_is_refused_and_not_changed(milvus_url) -> None:
+def test_a_collection_of_another_program_is_rejected_and_not_changed(milvus_url) -> None:
     name, client = f"i{uuid.uuid4().hex}", MilvusClient(milvus_url)
     schema = client.create_schema(auto_id=False)
     schema.add_field("id", DataType.INT64, is_primary=True)
@@ -138,7 +140,7 @@ def test_a_collection_of_another_program_is_refused_and_not_changed(milvus_url) 
 
 
 def test_a_killed_writer_leaves_a_consistent_index(milvus, milvus_url) -> None:
-    """SIGKILL during writes, often in the middle of a transaction."""
+    """SIGKILL during writes, often within a transaction."""
     script = f"""
 import numpy as np
 from tests.conformance.test_vector_stores import MilvusIndex, documents, unit
@@ -217,7 +219,7 @@ def test_deleted_qdrant_collections_are_reported(monkeypatch) -> None:
 
 def test_the_guard_fails_closed_if_qdrant_fails() -> None:
     index = QdrantIndex(":memory:", collection=f"i{uuid.uuid4().hex}")
-    guard = asking(index)
+    guard = guard_over(index)
     assert asyncio.run(guard.ask(Query("Anna Weiss"))).text.strip() == "secret"
     index._store._client.delete_collection(index._store._documents)
     with pytest.raises(DataError) as caught:
@@ -225,7 +227,7 @@ def test_the_guard_fails_closed_if_qdrant_fails() -> None:
     assert "diabetes" not in str(caught.value)
 
 
-# Both
+# Milvus and Qdrant
 
 
 @pytest.mark.parametrize(
@@ -243,14 +245,14 @@ def test_the_guard_fails_closed_if_qdrant_fails() -> None:
         lambda: QdrantIndex("http://host", overfetch=0.5),
     ],
 )
-def test_options_are_checked(wrong) -> None:
+def test_invalid_options_are_rejected(wrong) -> None:
     with pytest.raises(ConfigError) as caught:
         wrong()
     assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("package", "make"), [("pymilvus", MilvusIndex), ("qdrant_client", QdrantIndex)])
-def test_client_packages_are_required_on_use_only(monkeypatch, package, make) -> None:
+def test_only_use_of_the_index_requires_the_client_package(monkeypatch, package, make) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=r"pip install 'casemate\[(milvus|qdrant)\]'"):
         make("http://host:1")

@@ -50,10 +50,10 @@ def test_import_casemate_is_light_and_fast():
         cost, modules = json.loads(done.stdout)
         costs.append(cost)
         assert not HEAVY & set(modules)
-    assert min(costs) < 0.3  # CPU-seconds, a requirement
+    assert min(costs) < 0.3  # CPU-seconds, as required
 
 
-def test_few_names_are_public():
+def test_at_most_25_classes_are_public():
     names = [n for n in dir(casemate) if not n.startswith("_") and isinstance(getattr(casemate, n), type)]
     assert 10 < len(names) <= 25
 
@@ -74,7 +74,7 @@ def test_every_defense_names_its_paper_and_has_a_page(name):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT / "src/casemate")))
-def test_functions_are_short_and_import_nothing_of_the_package_and_methods_are_documented(path):
+def test_functions_are_short_and_free_of_local_imports_and_methods_are_documented(path):
     tree = ast.parse(path.read_text())
     for node in [n for n in ast.walk(tree) if isinstance(n, FUNCTION)]:
         docstring = len((ast.get_docstring(node, clean=False) or "").splitlines())
@@ -85,7 +85,7 @@ def test_functions_are_short_and_import_nothing_of_the_package_and_methods_are_d
 
 
 def methods_without_docstring(tree, path):
-    """Public methods of public classes that neither have a docstring nor inherit one."""
+    """Public methods of public classes that have no docstring, not even an inherited one."""
     module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
     classes = [n for n in tree.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")]
     methods = [(c.name, f) for c in classes for f in c.body if isinstance(f, FUNCTION) and not f.name.startswith("_")]
@@ -97,7 +97,7 @@ def methods_without_docstring(tree, path):
                 yield f"{name}.{method.name}"
 
 
-def test_the_listing_of_the_architecture_page_is_the_tree():
+def test_the_architecture_page_lists_the_top_level_modules():
     page = (ROOT / "docs/explanation/architecture.md").read_text()
     listed = set(re.findall(r"^  (\w+)(?:\.py|/)", page, re.M))
     there = {p.stem for p in (ROOT / "src/casemate").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}

@@ -1,4 +1,4 @@
-"""The audience policy on every path of a query: an unentitled client never receives the text, an entitled one does."""
+"""The audience policy on every query path: an unentitled client never receives the text, an entitled one does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUORUM = {"use": "quorum", "floor": -1.0, "jitter": 1}
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A folder with an installation over the documents, and the keys of both clients."""
+    """A folder with an installation over the documents, and the API keys of both clients."""
     entry = EntryPoint("bag", "tests.fakes:BagOfWords", "casemate.embedder")
     monkeypatch.setattr(
         plugins, "entry_points", lambda group, name=None: [entry] * (group == entry.group and name in {None, "bag"})
@@ -50,8 +50,8 @@ def installed(tmp_path, monkeypatch):
         return {name: str(keys.create(Grant(name, groups=groups, retrieve=True))[1]) for name, groups in GROUPS.items()}
 
 
-def posted(address, **body):
-    """A path of the gateway: the reply's body as text."""
+def gateway_path(address, **body):
+    """A query path of the gateway; it returns the body of the response."""
 
     def received(installed, name):
         pytest.importorskip("fastapi")
@@ -63,8 +63,8 @@ def posted(address, **body):
     return received
 
 
-def over_mcp(tool, argument):
-    """A tool for agents, over HTTP."""
+def mcp_path(tool, argument):
+    """A query path through an MCP tool, over HTTP."""
 
     def received(installed, name):
         pytest.importorskip("mcp", reason="the extra casemate[mcp] is not installed")
@@ -83,7 +83,7 @@ def over_mcp(tool, argument):
     return received
 
 
-def on_the_command_line(*options):
+def command_line_path(*options):
     def received(installed, name):
         done = CliRunner().invoke(cli, ["ask", QUESTION, "--as", name, *options], catch_exceptions=False)
         assert done.exit_code == 0, done.output
@@ -155,15 +155,15 @@ def haystack(installed, name):
 
 CHAT = {"model": "casemate", "messages": [{"role": "user", "content": QUESTION}]}
 PATHS = {
-    "chat": posted("/v1/chat/completions", **CHAT),
-    "chat, streamed": posted("/v1/chat/completions", **CHAT, stream=True),
-    "responses": posted("/v1/responses", model="casemate", input=QUESTION),
-    "responses, streamed": posted("/v1/responses", model="casemate", input=QUESTION, stream=True),
-    "retrieve": posted("/v1/retrieve", question=QUESTION),
-    "MCP, search": over_mcp("search", "query"),
-    "MCP, ask": over_mcp("ask", "question"),
-    "ask --as": on_the_command_line(),
-    "ask --as --explain": on_the_command_line("--explain"),
+    "chat": gateway_path("/v1/chat/completions", **CHAT),
+    "chat, streamed": gateway_path("/v1/chat/completions", **CHAT, stream=True),
+    "responses": gateway_path("/v1/responses", model="casemate", input=QUESTION),
+    "responses, streamed": gateway_path("/v1/responses", model="casemate", input=QUESTION, stream=True),
+    "retrieve": gateway_path("/v1/retrieve", question=QUESTION),
+    "MCP, search": mcp_path("search", "query"),
+    "MCP, ask": mcp_path("ask", "question"),
+    "ask --as": command_line_path(),
+    "ask --as --explain": command_line_path("--explain"),
     "LangChain": langchain,
     "LlamaIndex": llamaindex,
     "Haystack": haystack,
@@ -176,15 +176,15 @@ def test_only_entitled_clients_receive_the_text(installed, path):
     assert not any(word in PATHS[path](installed, "stranger") for word in SECRETS)
 
 
-def test_a_path_without_the_policy_is_noticed(installed, monkeypatch):
-    """The contract is sensitive: without the policy, the stranger receives the text."""
+def test_the_contract_fails_without_the_policy(installed, monkeypatch):
+    """Without the policy, the unentitled client receives the text."""
     monkeypatch.setattr("casemate.guard.audience.AudiencePolicy.restricts", lambda policy, query: False)
     with pytest.raises(AssertionError):
         test_only_entitled_clients_receive_the_text(installed, "ask --as")
 
 
-def test_every_question_address_of_the_gateway_is_a_path():
-    """A new address that answers questions must be added above."""
+def test_every_gateway_route_that_answers_questions_is_a_tested_path():
+    """Add each new route that answers questions to ``PATHS``."""
     pytest.importorskip("fastapi")
     from casemate.gateway.api import chat, retrieve
 

@@ -30,7 +30,7 @@ def canonical(name):
 
 
 def closure(names):
-    """Installed packages that the requirements need, by name; None: not installed here."""
+    """Installed packages that the requirements need, by name; None if a package is not installed."""
     found, waiting = {}, [Requirement(name) for name in names]
     asked = set()
     while waiting:
@@ -56,7 +56,7 @@ def locked():
     return {name: version for name, version, _ in entries}
 
 
-def test_the_image_installs_what_is_locked_by_digest_and_nothing_else():
+def test_the_image_installs_only_packages_locked_by_digest():
     installs = re.findall(r"/pip install (.*?)(?: \\)?$", (ROOT / "deploy/Dockerfile").read_text(), re.M)
     assert len(installs) == 2
     assert all("--no-deps" in install for install in installs)
@@ -64,15 +64,15 @@ def test_the_image_installs_what_is_locked_by_digest_and_nothing_else():
     assert "--no-index" in installs[1] and installs[1].endswith(" .")
 
 
-def test_the_lock_has_every_package_of_the_image():
-    """Independent of the script: what the installed metadata requires."""
+def test_the_lock_file_has_every_package_of_the_image():
+    """The oracle is the metadata of the installed packages, not the script."""
     extras = re.search(r"^ARG EXTRAS=(\S+)$", (ROOT / "deploy/Dockerfile").read_text(), re.M)[1]
     needed = closure([f"casemate[{extras}]"])
     assert needed.keys() - {"casemate"} <= locked().keys()
     assert locked().keys() - needed.keys() <= {MODEL, BUILD}
 
 
-def test_the_lock_agrees_with_the_constraints():
+def test_the_lock_file_agrees_with_the_constraints():
     constraints = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.M))
     pinned = {canonical(name): version for name, version in constraints.items()}
     assert {name: version for name, version in locked().items() if name != BUILD} == {
@@ -87,7 +87,7 @@ def test_every_dependency_has_an_allowed_license():
     assert LICENSES.refused(found.values()) == {}
 
 
-class Stated(Distribution):
+class PackageWithMetadata(Distribution):
     """A package with this metadata."""
 
     def __init__(self, **fields):
@@ -120,4 +120,4 @@ class Stated(Distribution):
     ],
 )
 def test_licenses_are_read_from_metadata(fields, allowed):
-    assert (LICENSES.refused([Stated(**fields)]) == {}) is allowed
+    assert (LICENSES.refused([PackageWithMetadata(**fields)]) == {}) is allowed

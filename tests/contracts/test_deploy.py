@@ -1,4 +1,4 @@
-"""What is in ``deploy/`` parses, fits together, fits the program, and runs nothing as root."""
+"""The files in ``deploy/`` parse, agree with each other and with the program, and run nothing as root."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ KINDS = {
 }
 PODS = [o for o in OBJECTS if o["kind"] == "Deployment"]
 PINNED = re.compile(r"casemate:\d+(\.\d+)+|[\w./-]+:v?\d+(\.\d+)+[\w.-]*@sha256:[0-9a-f]{64}")
-"""Our own image by its version, others also by their digest."""
+"""The version pins the image of the project; a version and a digest pin all others."""
 
 
 def named(kind):
     return {o["metadata"]["name"]: o for o in OBJECTS if o["kind"] == kind}
 
 
-def test_objects_are_of_kinds_that_are_known_and_in_one_namespace():
+def test_objects_have_known_kinds_and_one_namespace():
     for o in OBJECTS:
         assert o["apiVersion"] == KINDS[o["kind"]], o["kind"]
         assert o["kind"] == "Namespace" or o["metadata"]["namespace"] == "casemate"
@@ -48,7 +48,7 @@ def test_objects_are_of_kinds_that_are_known_and_in_one_namespace():
 
 
 @pytest.mark.parametrize("pod", PODS, ids=lambda o: o["metadata"]["name"])
-def test_pods_run_as_nobody_on_a_file_system_that_cannot_be_written(pod):
+def test_pods_run_without_root_on_a_read_only_file_system(pod):
     spec = pod["spec"]["template"]["spec"]
     labels = pod["spec"]["template"]["metadata"]["labels"]
     assert pod["spec"]["selector"]["matchLabels"].items() <= labels.items()
@@ -71,21 +71,21 @@ def test_pods_run_as_nobody_on_a_file_system_that_cannot_be_written(pod):
         assert not [e for e in container["env"] if "URL" in e["name"] and "value" in e], "secrets come from Secrets"
 
 
-def test_the_gateway_is_probed_where_it_answers_and_is_given_time_to_end():
+def test_probes_use_existing_routes_and_the_grace_period_exceeds_the_shutdown_time():
     spec = named("Deployment")["gateway"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     paths = {route.path for route in router.routes}
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        asked = container[probe]["httpGet"]
-        assert asked["path"] in paths and asked["port"] in ports
-        assert container[probe]["timeoutSeconds"] >= 5  # /readyz looks for so long
+        http_get = container[probe]["httpGet"]
+        assert http_get["path"] in paths and http_get["port"] in ports
+        assert container[probe]["timeoutSeconds"] >= 5  # the timeout of /readyz
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
-    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"  # a store that is down is no reason to restart
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"  # an unreachable store is no reason to restart
     assert spec["terminationGracePeriodSeconds"] > 30 + int(container["lifecycle"]["preStop"]["exec"]["command"][1])
 
 
-def test_service_budget_scaler_and_policy_are_about_the_gateway():
+def test_service_disruption_budget_autoscaler_and_network_policy_select_the_gateway():
     gateway = named("Deployment")["gateway"]
     labels = gateway["spec"]["template"]["metadata"]["labels"]
     ports = {p["name"]: p["containerPort"] for c in _containers(gateway) for p in c["ports"]}
@@ -114,17 +114,17 @@ def shared(monkeypatch):
     return configuration.read(DEPLOY / "casemate.yaml")
 
 
-def test_the_configuration_is_one_and_the_program_reads_it(shared):
-    held = named("ConfigMap")["casemate"]["data"]
-    assert yaml.safe_load(held["casemate.yaml"]) == yaml.safe_load((DEPLOY / "casemate.yaml").read_text())
-    assert yaml.safe_load(held["canaries.yaml"]) == yaml.safe_load((DEPLOY / "canaries.yaml").read_text())
+def test_the_config_map_equals_the_deployed_files_and_casemate_reads_them(shared):
+    config_map = named("ConfigMap")["casemate"]["data"]
+    assert yaml.safe_load(config_map["casemate.yaml"]) == yaml.safe_load((DEPLOY / "casemate.yaml").read_text())
+    assert yaml.safe_load(config_map["canaries.yaml"]) == yaml.safe_load((DEPLOY / "canaries.yaml").read_text())
     assert (shared.rag.index.use, shared.store.use) == ("pgvector", "sql")
     assert shared.gateway.port == 8000
     assert shared.gateway.shutdown_grace_s < int(COMPOSE["services"]["gateway-1"]["stop_grace_period"].rstrip("s"))
     assert parse_canaries((DEPLOY / "canaries.yaml").read_text(), "canaries.yaml")
 
 
-def test_what_is_mounted_is_what_the_configuration_names(shared):
+def test_every_path_in_the_configuration_is_mounted(shared):
     mirabel = next(part for part in shared.guard.defenses if part.use == "mirabel")
     paths = [mirabel.options["calibration"], str(shared.monitor.canaries)]
     for pod in PODS:
@@ -136,7 +136,7 @@ def test_what_is_mounted_is_what_the_configuration_names(shared):
             assert all(any(path.startswith(mount) for mount in mounts) for path in paths), name
 
 
-def test_compose_fits_together():
+def test_compose_services_reference_existing_services_networks_and_volumes():
     services = COMPOSE["services"]
     assert {name for name in services if name.startswith("gateway")} == {"gateway-1", "gateway-2", "gateway-3"}
     for name, service in services.items():
@@ -146,7 +146,7 @@ def test_compose_fits_together():
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
             assert source.startswith("./") or source in COMPOSE["volumes"], volume
-            optional = {"./corpus"}  # the owner's
+            optional = {"./corpus"}  # provided by the operator
             assert not source.startswith("./") or source in optional or (DEPLOY / source).exists(), volume
         if service["image"].startswith("casemate:"):
             assert service["read_only"] and service["cap_drop"] == ["ALL"]
@@ -156,7 +156,7 @@ def test_compose_fits_together():
         assert f"{variable}=" in example
 
 
-def test_proxy_and_prometheus_know_all_gateways():
+def test_proxy_and_prometheus_list_all_gateways():
     places = [f"{name}:8000" for name in COMPOSE["services"] if name.startswith("gateway")]
     proxy = (DEPLOY / "Caddyfile").read_text()
     assert "reverse_proxy " + " ".join(places) in proxy
@@ -165,7 +165,7 @@ def test_proxy_and_prometheus_know_all_gateways():
     assert scrape[0]["static_configs"][0]["targets"] == places
 
 
-def test_the_image_has_what_it_needs():
+def test_the_image_pins_its_base_and_copies_existing_files():
     text = (DEPLOY / "Dockerfile").read_text()
     assert set(re.findall(r"^FROM (\S+)", text, re.M)) == {"${BASE}"}  # one argument pins both stages by digest
     (base,) = re.findall(r"^ARG BASE=(\S+)$", text, re.M)
@@ -189,8 +189,8 @@ def promtool(*words, text=None, folder=DEPLOY):
 
 
 @pytest.fixture(scope="module")
-def figures(tmp_path_factory):
-    """What a gateway says of itself after some requests."""
+def metrics_text(tmp_path_factory):
+    """The metrics of a gateway after some requests."""
     app = make(tmp_path_factory.mktemp("figures"), metrics="open")
     with client(app, key(app)) as http:
         for stream in (False, True):
@@ -199,22 +199,22 @@ def figures(tmp_path_factory):
         return http.get("/metrics").text
 
 
-def test_promtool_has_nothing_against_the_metrics(figures):
-    done = promtool("check", "metrics", text=figures)
+def test_promtool_accepts_the_metrics(metrics_text):
+    done = promtool("check", "metrics", text=metrics_text)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_promtool_has_nothing_against_the_rules():
+def test_promtool_accepts_the_alert_rules():
     done = promtool("check", "rules", "alerts.yml")
     assert done.returncode == 0, done.stderr
 
 
-def test_the_rules_fire_when_they_should_and_not_before():
+def test_alert_rules_pass_their_promtool_unit_tests():
     done = promtool("test", "rules", "alerts.test.yml")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_promtool_reads_the_configuration(tmp_path):
+def test_promtool_accepts_the_prometheus_configuration(tmp_path):
     settings = (DEPLOY / "prometheus.yml").read_text().replace("/run/secrets/metrics_key", "key")
     (tmp_path / "prometheus.yml").write_text(settings)
     (tmp_path / "key").write_text("cmk_")
@@ -223,12 +223,12 @@ def test_promtool_reads_the_configuration(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_rules_are_about_figures_that_there_are(figures):
-    told = set(re.findall(r"^# TYPE (\S+)", figures, re.M))
+def test_alert_rules_use_existing_metrics(metrics_text):
+    exported = set(re.findall(r"^# TYPE (\S+)", metrics_text, re.M))
     rules = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]
     for rule in rules:
         for name in re.findall(r"casemate_\w+", rule["expr"]):
-            assert name.removesuffix("_bucket") in told, name
+            assert name.removesuffix("_bucket") in exported, name
         assert rule["labels"]["severity"] in {"warning", "critical"}
         assert rule["annotations"].keys() == {"summary", "action"}
 
@@ -259,7 +259,7 @@ def test_the_grafana_dashboard_can_be_imported():
 
 
 def unknown_fields(given, read, path=""):
-    """Paths of the fields with a value that are not in what was read, or have another value there."""
+    """Paths of the fields with a value that ``read`` lacks or has with another value."""
     if isinstance(given, dict):
         rows = [(f"{path}.{name}", value, name in read, read.get(name)) for name, value in given.items()]
     elif isinstance(given, list):
@@ -275,8 +275,8 @@ def unknown_fields(given, read, path=""):
     ]
 
 
-def test_grafana_s_own_models_know_every_field_of_the_dashboard():
-    """The models are generated from Grafana's published schema. They drop what the schema does not have."""
+def test_the_grafana_sdk_preserves_every_field_of_the_dashboard():
+    """The SDK's models are generated from Grafana's published schema, and drop fields that the schema lacks."""
     dashboard = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.cog.plugins import register_default_plugins
@@ -288,11 +288,11 @@ def test_grafana_s_own_models_know_every_field_of_the_dashboard():
     register_default_plugins()
     panels = dashboard.Dashboard.from_json(GRAFANA).panels
     assert all(isinstance(target, prometheus.Dataquery) for panel in panels for target in panel.targets)
-    of_the_data_source = [".annotations.list[0].titleFormat"]  # each data source has fields of its own here
+    of_the_data_source = [".annotations.list[0].titleFormat"]  # each data source defines its own fields here
     assert unknown_fields(GRAFANA, read(GRAFANA)) == of_the_data_source
     broken = json.loads(json.dumps(GRAFANA))
-    broken["panels"][1]["gridPos"]["width"] = 6  # its name is w
-    broken["panels"][1]["targets"][0]["expression"] = "up"  # its name is expr
+    broken["panels"][1]["gridPos"]["width"] = 6  # the schema's name is w
+    broken["panels"][1]["targets"][0]["expression"] = "up"  # the schema's name is expr
     assert unknown_fields(broken, read(broken)) == [
         *of_the_data_source,
         ".panels[1].gridPos.width",
@@ -300,34 +300,34 @@ def test_grafana_s_own_models_know_every_field_of_the_dashboard():
     ]
 
 
-def test_no_panel_of_the_grafana_dashboard_covers_another():
-    taken = set()
+def test_panels_of_the_grafana_dashboard_do_not_overlap():
+    occupied = set()
     for panel in GRAFANA["panels"]:
         at = panel["gridPos"]
         cells = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
-        assert not cells & taken and at["x"] + at["w"] <= 24
-        taken |= cells
+        assert not cells & occupied and at["x"] + at["w"] <= 24
+        occupied |= cells
 
 
-def test_the_grafana_dashboard_is_about_figures_and_labels_that_there_are(figures):
-    told = set(re.findall(r"^# TYPE (\S+)", figures, re.M))
+def test_the_grafana_dashboard_uses_existing_metrics_and_labels(metrics_text):
+    exported = set(re.findall(r"^# TYPE (\S+)", metrics_text, re.M))
     declared = (ROOT / "src/casemate/gateway/metrics.py").read_text("utf-8")
     for expression in EXPRESSIONS:
         for name in re.findall(r"casemate_\w+", expression):
-            assert name.removesuffix("_bucket") in told, name
+            assert name.removesuffix("_bucket") in exported, name
         for label in re.findall(r"(\w+)(?:=|!=)~?\"", expression):
             assert label in {"job", "instance"} or f'"{label}"' in declared, label
         for labels in re.findall(r"by \(([\w, ]+)\)", expression):
             assert all(label in {"le", "instance"} or f'"{label}"' in declared for label in labels.split(", "))
 
 
-def test_the_grafana_dashboard_shows_every_metric(figures):
-    told = {name for name in re.findall(r"^# TYPE (\S+)", figures, re.M) if name.startswith("casemate_")}
+def test_the_grafana_dashboard_shows_every_metric(metrics_text):
+    exported = {name for name in re.findall(r"^# TYPE (\S+)", metrics_text, re.M) if name.startswith("casemate_")}
     shown = {name.removesuffix("_bucket") for e in EXPRESSIONS for name in re.findall(r"casemate_\w+", e)}
-    assert {name for name in told if not name.endswith("_created")} == shown
+    assert {name for name in exported if not name.endswith("_created")} == shown
 
 
-def test_promtool_parses_the_expressions_of_the_grafana_dashboard(tmp_path):
+def test_promtool_accepts_the_expressions_of_the_grafana_dashboard(tmp_path):
     rules = [{"record": f"panel:{i}", "expr": grafana_expression(e)} for i, e in enumerate(EXPRESSIONS)]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "grafana", "rules": rules}]}))
     done = promtool("check", "rules", "rules.yml", folder=tmp_path)

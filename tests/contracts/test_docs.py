@@ -1,4 +1,4 @@
-"""What the documentation shows is run, and what it links to is there."""
+"""Examples, links, options and paths in the documentation are valid."""
 
 import dataclasses
 import importlib.util
@@ -50,18 +50,18 @@ def test_the_readme_has_a_short_example():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_somewhere(page):
+def test_relative_links_have_existing_targets(page):
     for target in re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
-def test_the_readme_names_the_two_commands():
+def test_the_readme_names_make_demo_and_make_test():
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text
     assert "make test" in text
 
 
-def test_the_configuration_reference_is_that_of_the_code():
+def test_the_configuration_reference_equals_the_generated_one():
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
@@ -99,7 +99,7 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
-def test_contributing_adds_each_kind_of_plug_in_in_few_lines():
+def test_examples_of_contributing_add_each_kind_of_plug_in_in_few_lines():
     examples = blocks(ROOT / "CONTRIBUTING.md", "python")
     assert [re.search(r"check_(\w+)\(", example)[1] for example in examples] == [
         "defense",
@@ -169,7 +169,7 @@ def test_the_sequence_diagrams_name_existing_functions():
 
 
 EXAMPLE_FILES = {"audited.py", "embargo.py", "first_sentence.py"}
-"""Files that the examples of CONTRIBUTING.md would add."""
+"""Files that a contributor would add after the examples of CONTRIBUTING.md."""
 AREAS = "|".join(sorted(p.name for p in (ROOT / "src/casemate").iterdir() if p.is_dir()))
 
 
@@ -188,7 +188,7 @@ def test_measurements_name_existing_benchmarks_and_results(page):
     assert not [f for f in re.findall(r"benchmarks/results/\w+\.json", text) if not (ROOT / f).is_file()]
 
 
-def test_renames_end_at_existing_modules():
+def test_the_changelog_renames_modules_to_existing_ones():
     _, text = (ROOT / "CHANGELOG.md").read_text().split("### Modules")
     modules = re.findall(r"→\s+`([\w.]+)`", text.split("### Classes")[0])
     assert len(modules) > 100
@@ -196,7 +196,7 @@ def test_renames_end_at_existing_modules():
     assert not [p for p in paths if not (p.with_suffix(".py").is_file() or (p / "__init__.py").is_file())]
 
 
-def test_renames_end_at_existing_classes():
+def test_the_changelog_renames_classes_to_existing_ones():
     _, text = (ROOT / "CHANGELOG.md").read_text().split("### Classes")
     classes = set(re.findall(r"→\s+(\w+)", text))
     assert len(classes) > 150

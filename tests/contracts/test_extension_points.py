@@ -1,4 +1,4 @@
-"""The page of extension points covers every role and every interface, with its present signature and an example."""
+"""The page of extension points covers every role and interface, with the current signature and an example."""
 
 import importlib.util
 import inspect
@@ -17,7 +17,7 @@ HELPERS = {"EventStoreProxy", "EmbedderProxy", "CollectionPage", "TransactionalC
 """Public classes of protocols.py that support an interface; the page mentions them beside it."""
 
 
-def test_the_page_has_a_section_for_every_role_and_no_other():
+def test_the_page_has_exactly_one_section_per_role():
     assert SECTIONS.keys() == plugins.ROLES.keys()
 
 
@@ -36,7 +36,7 @@ def test_every_interface_of_protocols_is_on_the_page():
     assert not {n for n in public - HELPERS if f"class {n}:" not in TEXT}
 
 
-def test_signatures_are_those_of_the_code():
+def test_signatures_equal_those_of_the_code():
     spec = importlib.util.spec_from_file_location("signatures", ROOT / "docs/signatures.py")
     signatures = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(signatures)

@@ -1,4 +1,4 @@
-"""The glossary lists each term once, in order, and the modules that it names exist."""
+"""The glossary lists each term once, in alphabetical order, with existing modules."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_terms_are_unique_and_in_order():
     assert terms == sorted(set(terms))
 
 
-def test_the_standard_words_are_there():
+def test_the_glossary_has_the_standard_terms():
     terms = " ".join(term for term, _, _ in ROWS)
     assert not [word for word in NEEDED if word.lower() not in terms.lower()]
 
@@ -32,7 +32,7 @@ def test_the_modules_exist():
     assert not [path for path in named if not any((base / path).exists() for base in (ROOT / "src/casemate", ROOT))]
 
 
-def test_meanings_are_short():
+def test_definitions_are_short():
     for term, meaning, _ in ROWS:
         for sentence in re.split(r"(?<=[.:;])\s", meaning):
             assert len(sentence.split()) <= 25, term

@@ -1,4 +1,4 @@
-"""The base install stays small: what ``pip install casemate`` brings, and the embedder's weights."""
+"""Size limit of the base installation: the packages of ``pip install casemate`` and the embedder's weights."""
 
 from importlib.util import find_spec
 
@@ -11,7 +11,7 @@ EXTRAS = {"scipy", "onnx", "tokenizers", "huggingface-hub", "usearch", "torch", 
 
 
 @pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"needs {PACKAGE}: {INSTALL}")
-def test_the_base_install_keeps_its_budget():
+def test_the_base_installation_stays_below_its_size_limit():
     from benchmarks.footprint import install_sizes
 
     sizes = install_sizes()

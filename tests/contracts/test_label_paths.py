@@ -1,4 +1,4 @@
-"""Access labels (``acl``) in the frameworks: a client without the label receives nothing of a document."""
+"""Access labels (``acl``) in the frameworks: a client without the label receives no part of a document."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def langchain_parents():
 
 @pytest.mark.parametrize("with_id", [True, False])
 def test_labels_of_the_store_apply_to_results_of_other_retrievers(with_id):
-    """A retriever that was built from the texts alone has no metadata."""
+    """Such a retriever was built from the texts alone, so its results lack metadata."""
     pytest.importorskip("langchain_core")
     from langchain_core.documents import Document
     from langchain_core.retrievers import BaseRetriever
@@ -143,12 +143,12 @@ def test_only_a_client_with_the_label_receives_a_restricted_document(searched):
         assert searched() == ["open"]
     with client_context("ann", labels=["hr"]):
         assert sorted(searched()) == ["hr", "open"]
-        with client_context("ben"):  # the labels are those of another client
+        with client_context("ben"):  # the labels belong to another client
             assert searched() == ["open"]
     assert searched() == ["open"]
 
 
-def test_a_document_without_its_reader_is_logged_once(caplog):
+def test_documents_withheld_for_lack_of_labels_are_logged_once(caplog):
     protection, search = langchain_search()
     with client_context("ann"), caplog.at_level(logging.WARNING, "casemate.integrations"):
         search(), search()
@@ -156,12 +156,12 @@ def test_a_document_without_its_reader_is_logged_once(caplog):
     assert [r.message.count("labels=") for r in caplog.records if "acl" in r.message] == [1]
 
 
-def test_labels_are_a_list():
+def test_labels_must_be_a_list():
     with pytest.raises(ConfigError, match="labels must be a list of texts"), client_context("ann", labels="hr"):
         pass
 
 
-def test_labels_are_of_one_client_and_tenant():
+def test_labels_apply_to_one_client_of_one_tenant():
     with client_context("ben", tenant="north", labels=["hr"]):
         assert client_identity("ben", "north").labels == ("hr",)
         assert client_identity("ben", "south").labels == ()

@@ -115,12 +115,12 @@ ENTRIES = sorted({p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p /
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_an_entry_of_the_package_is_clean(entry):
+def test_the_package_contains_no_banned_word(entry):
     assert not {str(f.relative_to(ROOT)): h for f in files_of(entry) if (h := hits(f))}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_page_is_clean(page):
+def test_a_page_contains_no_banned_word(page):
     text = page.read_text()
     lines = text.split(EXEMPT_SECTIONS.get(page.name, "\0"))[0].splitlines()
     assert not [(i, words) for i, line in enumerate(lines, 1) if (words := violations(line))]
@@ -131,19 +131,19 @@ BENCHMARKS = sorted({*(ROOT / "benchmarks").rglob("*.py")} - {ROOT / "benchmarks
 
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_benchmark_is_clean(path):
+def test_a_benchmark_contains_no_banned_word(path):
     assert not hits(path)
 
 
 @pytest.mark.parametrize(
     "text", ["the client is told", "He asks.", "the document is to be hidden", "normalised rows", "Asked are users."]
 )
-def test_a_banned_word_is_found(text):
+def test_violations_finds_banned_words(text):
     assert violations(text)
 
 
 @pytest.mark.parametrize(
     "text", ["other clients", "the history", "retold", "this normalizes", "What is measured is the time."]
 )
-def test_longer_words_are_not(text):
+def test_violations_ignores_longer_words(text):
     assert not violations(text)

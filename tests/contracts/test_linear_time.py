@@ -1,9 +1,9 @@
 """Every regular expression of the package runs in linear time on adversarial input.
 
 The expressions are found, not listed: literal arguments of ``re`` in the source, and expressions that modules build at
-import. For each, the test repeats every character and every repeated part of the expression, so that each repetition
-is entered from each start and then fails. The limit is processor time, about a hundred times what a linear search of
-the same text takes; a quadratic search exceeds it. ``BOUNDED`` names the expressions that read a bounded text.
+import. For each, the test repeats every character and every repeated part of the expression. So each repetition is
+entered from each start and then fails. The limit is about a hundred times the CPU time of a linear search of the same
+text; a quadratic search exceeds it. ``BOUNDED`` names the expressions that read a bounded text.
 """
 
 from __future__ import annotations
@@ -58,13 +58,10 @@ FAILING = ("\0", "a", "\n", " ", "")
 
 @dataclass(frozen=True)
 class Use:
-    """An expression and the way it is applied.
+    """An expression and its use.
 
-    Attributes:
-        pattern: The expression.
-        flags: Its flags.
-        anchored: Whether it is only tried at the start of a text.
-        where: Its module and name, or file and line.
+    Attributes: pattern: The expression. flags: Its flags. anchored: Whether it is only tried at the start of a text.
+    where: Its module and name, or file and line.
     """
 
     pattern: str
@@ -87,7 +84,7 @@ def uses() -> list[Use]:
         for call in _calls(path):
             pattern, flags = call.args[0], _flags(call)
             function = call.func.attr  # type: ignore[attr-defined]
-            if function != "compile" and isinstance(pattern, ast.Constant):  # others are built from escaped words
+            if function != "compile" and isinstance(pattern, ast.Constant):  # all others consist of escaped words
                 key = _text(pattern.value), flags, function in ANCHORED
                 found.setdefault(key, Use(*key, f"{path.relative_to(SRC)}:{call.lineno}"))
     return list(found.values())
@@ -123,21 +120,19 @@ def _contents(value: Any) -> Iterable[Any]:
         return [*value, *value.values()]
     if isinstance(value, list | tuple | set | frozenset):
         return value
-    ours = value if isinstance(value, type) else type(value)
-    if not ours.__module__.startswith("casemate."):
+    cls = value if isinstance(value, type) else type(value)
+    if not cls.__module__.startswith("casemate."):
         return ()
-    slots = [getattr(value, slot, None) for slot in getattr(ours, "__slots__", ())]
+    slots = [getattr(value, slot, None) for slot in getattr(cls, "__slots__", ())]
     return [*slots, *getattr(value, "__dict__", {}).values()]
 
 
 @dataclass
 class Module:
-    """What one file says about expressions.
+    """Uses of ``re`` in one file.
 
-    Attributes:
-        calls: Calls of ``re``.
-        methods: Names, with the functions of ``re`` and methods of expressions that are used of them.
-        renames: Whether ``re`` gets another name.
+    Attributes: calls: Calls of ``re``. methods: Functions of ``re`` and methods of expressions, by the name they are
+    called on. renames: Whether ``re`` gets another name.
     """
 
     calls: list[ast.Call] = field(default_factory=list)
@@ -335,8 +330,8 @@ def test_expressions_in_nested_collections_are_found():
     assert {pattern.pattern for pattern in _patterns(nested, 4)} == {"b", "e", "g"}
 
 
-def test_every_expression_is_found_or_has_a_reason():
-    """A call of ``re`` with a literal is in the list. One that builds an expression in a function has a reason."""
+def test_every_expression_is_checked_or_has_a_documented_reason():
+    """A ``re`` call with a literal is in the list; a function that builds an expression has a reason."""
     known, built = {use.pattern for use in uses()}, set()
     for path in sorted(SRC.rglob("*.py")):
         for call in _calls(path):
@@ -357,7 +352,7 @@ def _built_in_functions(path: Path) -> bool:
     return any(call.lineno in lines for call in calls)
 
 
-def test_re_has_no_other_name():
+def test_no_module_renames_re():
     assert not [path.name for path in SRC.rglob("*.py") if _module(path).renames]
 
 
@@ -368,5 +363,5 @@ def test_every_bounded_expression_exists():
 
 @pytest.mark.slow
 def test_every_expression_is_linear():
-    """One test, because a parameter for each expression would import the whole package in each test process."""
+    """One test, because parameters would import the whole package in each test process."""
     assert not [f"{use.where}: {use.pattern[:80]!r}" for use in uses() if slow_text(use) is not None]

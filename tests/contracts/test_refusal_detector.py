@@ -11,9 +11,9 @@ from casemate.text.refusals import is_refusal
 SRC = Path(casemate.__file__).parent
 DETECTOR = {"text/refusals.py", "text/refusal_words.py"}
 MOST = 1
-"""Refusals that a collection of strings may contain: one may be a wording that the package itself writes."""
+"""Refusals that a string collection may contain, such as a message of the package itself."""
 WRITTEN = {
-    "monitor/canaries/drafts.py",  # phrases that a canary must not find, and questions
+    "monitor/canaries/drafts.py",  # phrases that an answer must not contain, and questions
 }
 """Modules that write refusals, for tests of other systems."""
 
@@ -39,7 +39,7 @@ def test_no_other_module_lists_refusal_phrases():
     assert not wrong, "use casemate.text.refusals.is_refusal:\n" + "\n".join(wrong)
 
 
-def test_the_search_finds_a_list_of_phrases(tmp_path):
+def test_the_check_finds_a_list_of_refusal_phrases(tmp_path):
     module = tmp_path / "other.py"
     module.write_text('PHRASES = ("I cannot help with that", "I don\'t know")\n')
     ((_, texts),) = collections(module)

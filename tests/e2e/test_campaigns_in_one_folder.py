@@ -1,4 +1,4 @@
-"""Campaigns as processes: two at once, killed in each stage, and with an index that changes meanwhile."""
+"""Campaigns as processes: two concurrent ones, kills in each stage, and an index that changes during a campaign."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from tests.fakes import documents
 pytestmark = [pytest.mark.timeout(900)]
 STAGES = ["plan", "prepare", "execute", "audit", "judge", "write"]
 DIFFERS = ("id", "at", "cost")
-"""Fields of a report that differ between two runs of one campaign."""
+"""Report fields that differ between two runs of the same campaign."""
 
 
 def write(folder, count=80, defense="hide_asked"):
@@ -39,14 +39,14 @@ def place(indexed, tmp_path):
 
 @pytest.fixture(scope="module")
 def reference(indexed, tmp_path_factory):
-    """The report of a campaign that nothing interrupts."""
+    """The report of an uninterrupted campaign."""
     folder = shutil.copytree(indexed, tmp_path_factory.mktemp("reference") / "place")
     assert casemate(folder, "redteam", "run")[0] in (0, 1, 3)
     return report(folder)
 
 
 def report(folder, stem="report"):
-    """What must be the same in each run of a campaign."""
+    """The part of a report that must be equal in each run of a campaign."""
     found = json.loads((folder / f"lab/{stem}.json").read_text())
     return {key: value for key, value in found.items() if key not in DIFFERS}
 
@@ -56,7 +56,7 @@ def check(folder, name, stem="report"):
 
 
 @pytest.mark.parametrize("other", [pytest.param(("redteam", "run"), marks=pytest.mark.smoke), ("redteam", "crawl")])
-def test_a_second_campaign_in_the_folder_fails_at_once_and_the_first_is_unharmed(place, reference, other):
+def test_a_second_campaign_in_the_folder_fails_immediately_and_the_first_completes(place, reference, other):
     first = start(place, "redteam", "run", stop=("--pause", "execute"))
     try:
         wait_for(place / "paused")
@@ -110,7 +110,7 @@ def sides(crawled):
 
 
 def change_index_while_paused(place, process):
-    """Indexes three more documents while a campaign is paused, and lets it end."""
+    """Indexes three more documents while a campaign is paused, and resumes the campaign."""
     try:
         wait_for(place / "paused")
         write(place, count=83)
@@ -123,7 +123,7 @@ def change_index_while_paused(place, process):
 
 
 @pytest.mark.slow
-def test_an_index_that_changes_meanwhile_is_reported_and_the_copy_is_attacked(place, reference):
+def test_an_index_change_during_a_campaign_is_reported_and_the_copy_is_attacked(place, reference):
     first = start(place, "redteam", "run", stop=("--pause", "execute"))
     change_index_while_paused(place, first)
     found = check(place, "The index did not change during the campaign")
@@ -136,7 +136,7 @@ def test_an_index_that_changes_meanwhile_is_reported_and_the_copy_is_attacked(pl
 
 
 @pytest.mark.slow
-def test_a_crawl_of_an_index_that_changes_is_an_error_and_its_work_is_discarded(place, indexed):
+def test_an_index_change_during_a_crawl_is_an_error_and_discards_its_results(place, indexed):
     first = start(place, "redteam", "crawl", stop=("--pause", "crawl"))
     change_index_while_paused(place, first)
     assert first.returncode == 2
@@ -152,7 +152,7 @@ def test_a_crawl_of_an_index_that_changes_is_an_error_and_its_work_is_discarded(
 
 
 @pytest.mark.slow
-def test_a_defense_that_fails_on_benign_questions_only_is_an_error_with_the_count(tmp_path):
+def test_a_defense_failure_on_benign_questions_is_an_error_with_the_count(tmp_path):
     write(tmp_path, defense="{use: hide_asked, fails_for: benign}")
     assert casemate(tmp_path, "index", "--no-calibrate")[0] == 0
     assert casemate(tmp_path, "redteam", "run")[0] == 2
@@ -166,19 +166,19 @@ def test_a_defense_that_fails_on_benign_questions_only_is_an_error_with_the_coun
 
 
 @pytest.mark.slow
-def test_what_casemate_itself_asks_is_in_no_view_of_the_operator(tmp_path):
+def test_questions_from_casemate_itself_are_not_recorded(tmp_path):
     write(tmp_path, defense="mirabel")
     commands = [("index",), ("calibrate",), ("canary", "suggest"), ("redteam", "run"), ("redteam", "crawl")]
     for words in commands:
         code, _, err = casemate(tmp_path, *words)
         assert code in (0, 1, 3), (words, err)
-    assert recorded(tmp_path) == (0, 0)
+    assert count_events(tmp_path) == (0, 0)
     assert casemate(tmp_path, "ask", "Where is only7?")[0] == 0
-    assert recorded(tmp_path)[0] == 1
+    assert count_events(tmp_path)[0] == 1
 
 
-def recorded(folder):
-    """Verdicts and requests in the event store: what dashboard, statistics and the preview of enforcement read."""
+def count_events(folder):
+    """Numbers of verdicts and requests in the event store, the data of the operator's views."""
     store = SqlEventStore(path=folder / ".casemate/events.db")
     try:
         return len(list(store.scan("verdict"))), len(list(store.scan("request")))

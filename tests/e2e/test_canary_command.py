@@ -50,7 +50,7 @@ async def _no_sleep(seconds):
     pass
 
 
-def test_a_poisoned_page_alerts_and_its_removal_recovers(place):
+def test_a_poisoned_page_raises_an_alert_and_its_removal_recovers(place):
     assert run("canary", "baseline", "--yes", "--json")[1]["accepted"]
     assert run("canary", "run")[0] == 0
     (place / "docs" / "new-fees.md").write_text("What does a missed appointment cost? It costs 90 crowns since May.")
@@ -65,7 +65,7 @@ def test_a_poisoned_page_alerts_and_its_removal_recovers(place):
     assert code == 1
     assert [(a["severity"], a["canaries"], a["documents"]) for a in alerts] == [("critical", ["fee"], ["new-fees.md"])]
     assert alerts[0]["changed"] == ["billing.md"]
-    code, said = run("canary", "alerts", "--ack", alerts[0]["id"], "--by", "ann")
+    code, printed = run("canary", "alerts", "--ack", alerts[0]["id"], "--by", "ann")
     assert code == 0
     for part in (
         "[critical] clinic",
@@ -77,15 +77,15 @@ def test_a_poisoned_page_alerts_and_its_removal_recovers(place):
         "What to do",
         "by ann",
     ):
-        assert part in said
-    said = run("canary", "run")[1]
-    assert "still alarmed: fee" in said and "baseline: 0 % of the answers failed (0 of 40;" in said
+        assert part in printed
+    printed = run("canary", "run")[1]
+    assert "still alarmed: fee" in printed and "baseline: 0 % of the answers failed (0 of 40;" in printed
     code, trend = run("canary", "trend", "--json")
     assert code == 1
     assert {c["canary"]: c["recent"] for c in trend["canaries"]} == {"fee": "PFF", "beds": "PPP"}
-    said = run("canary", "trend")[1]
-    (fee,) = [line for line in said.splitlines() if "PFF" in line]
-    assert "fee" in fee and "alarmed" in fee and "no answer" not in said and "evidence: below 1" in said
+    printed = run("canary", "trend")[1]
+    (fee,) = [line for line in printed.splitlines() if "PFF" in line]
+    assert "fee" in fee and "alarmed" in fee and "no answer" not in printed and "evidence: below 1" in printed
     (place / "docs" / "new-fees.md").unlink()
     (place / "docs" / "billing.md").write_text(PAGES["billing"])
     assert run("index")[0] == 0
@@ -94,26 +94,26 @@ def test_a_poisoned_page_alerts_and_its_removal_recovers(place):
     assert run("canary", "alerts", "--json") == (0, [])
 
 
-def test_the_trend_shows_what_counts_now_and_how_to_see_the_rest(place):
+def test_the_trend_shows_runs_since_the_baseline_and_all_runs_on_request(place):
     sourced = '  - {id: parking, query: "What does parking cost?", expected_sources: [parking.md]}\n'
     (place / "canaries.yaml").write_text(CANARIES + sourced)
     for _ in range(2):
         assert run("canary", "run")[0] == 0
     assert run("canary", "trend", "--json")[1]["baseline"] is None
     assert run("canary", "baseline", "--yes", "--runs", "3")[0] == 0
-    said = run("canary", "trend")[1]
-    assert "no runs since the baseline of" in said and "--all shows earlier ones" in said
+    printed = run("canary", "trend")[1]
+    assert "no runs since the baseline of" in printed and "--all shows earlier ones" in printed
     assert run("canary", "run")[0] == 0
     write(place, parking="The garage is closed.")
     (place / "canaries.yaml").write_text((CANARIES + sourced).replace("How many beds", "So how many beds"))
-    said = run("canary", "trend")[1]
-    assert "runs: 1," in said and "--all shows runs before it" in said
-    assert "outdated: not shown without --all: parking (parking.md): documents" in said
-    assert "edited: beds: edited since the baseline" in said
-    assert said.count("parking") == 2  # not in the table
-    said = run("canary", "trend", "--all")[1]
-    assert "runs: 3," in said and "2 of them are older than the baseline of" in said
-    assert "outdated: parking (parking.md)" in said and said.count("parking") == 3
+    printed = run("canary", "trend")[1]
+    assert "runs: 1," in printed and "--all shows runs before it" in printed
+    assert "outdated: not shown without --all: parking (parking.md): documents" in printed
+    assert "edited: beds: edited since the baseline" in printed
+    assert printed.count("parking") == 2  # not in the table
+    printed = run("canary", "trend", "--all")[1]
+    assert "runs: 3," in printed and "2 of them are older than the baseline of" in printed
+    assert "outdated: parking (parking.md)" in printed and printed.count("parking") == 3
     code, found = run("canary", "trend", "--json")
     assert (code, len(found["runs"]), found["outdated"]) == (0, 1, {"parking": ["parking.md"]})
 
@@ -131,7 +131,7 @@ def test_the_trend_is_plotted_with_the_change_and_the_alarm(place):
     page = (place / "plots" / "trend.html").read_text()
     assert "1 of 2 canaries alarmed." in page
     assert "alarm in the same run" in page
-    assert "Failed in 0 of 4 runs." in page  # beds, as a strip
+    assert "Failed in 0 of 4 runs." in page  # beds, in compact form
     assert "crowns" not in page  # no text of answers or questions
     with pytest.raises(BackendError, match="cannot be written"):
         run("canary", "trend", "--html", "casemate.yaml/trend.html")
@@ -144,19 +144,19 @@ def test_a_baseline_takes_effect_when_accepted(place):
     )
     first = run("canary", "baseline", "--runs", "3", "--json")[1]
     assert not first["accepted"]
-    said = CliRunner().invoke(cli, ["canary", "run"]).output
-    assert "2 canaries have no baseline" in said and f"casemate canary baseline --accept {first['id']}" in said
+    printed = CliRunner().invoke(cli, ["canary", "run"]).output
+    assert "2 canaries have no baseline" in printed and f"casemate canary baseline --accept {first['id']}" in printed
     assert run("canary", "baseline", "--accept", first["id"][:6])[0] == 0
     assert "have no baseline" not in CliRunner().invoke(cli, ["canary", "run"]).output
 
 
-def test_the_same_error_of_the_guard_is_logged_once_with_its_number(place, monkeypatch, caplog):
-    ask = CanaryMonitor.run
+def test_a_repeated_error_of_the_guard_is_logged_once_with_its_count(place, monkeypatch, caplog):
+    original_run = CanaryMonitor.run
 
     async def failing(self, **options):
         for _ in range(3):
             logging.getLogger("casemate.guard.guard").error("the calibration is stale")
-        return await ask(self, **options)
+        return await original_run(self, **options)
 
     monkeypatch.setattr(CanaryMonitor, "run", failing)
     assert run("canary", "run")[0] == 0
@@ -165,10 +165,10 @@ def test_the_same_error_of_the_guard_is_logged_once_with_its_number(place, monke
     ]
 
 
-def test_unchanged_canaries_are_counted_and_the_command_is_on_one_line(place):
+def test_the_baseline_counts_unchanged_canaries_and_prints_the_accept_command(place):
     assert run("canary", "baseline", "--yes", "--runs", "3")[0] == 0
-    said = run("canary", "baseline", "--runs", "2")[1].splitlines()
-    assert said[0] == "2 unchanged" and len(said) == 2 and "casemate canary baseline --accept " in said[1]
+    printed = run("canary", "baseline", "--runs", "2")[1].splitlines()
+    assert printed[0] == "2 unchanged" and len(printed) == 2 and "casemate canary baseline --accept " in printed[1]
 
 
 def test_two_systems_are_compared(place):
@@ -177,34 +177,34 @@ def test_two_systems_are_compared(place):
     )
     (place / "answers.py").write_text("def tell(question):\n    return 'I do not know.'\n")
     code, found = run("canary", "compare", "own", "other.yaml", "--repeats", "12", "--json")
-    assert (code, found["conclusion"]) == (3, "inconclusive")  # two canaries do not suffice, whatever the repeats
+    assert (code, found["conclusion"]) == (3, "inconclusive")  # two canaries never suffice
     assert [(p["canary"], p["passed"]) for p in found["pairs"]] == [("fee", [12, 0]), ("beds", [12, 0])]
-    said = run("canary", "compare", "own", "other.yaml", "--repeats", "2")[1]
-    assert "fee: worse" in said
-    assert "left out" not in said
+    printed = run("canary", "compare", "own", "other.yaml", "--repeats", "2")[1]
+    assert "fee: worse" in printed
+    assert "left out" not in printed
     (place / "answers.py").write_text("def tell(question):\n    raise OSError\n")
     sys.modules.pop("answers")
-    said = run("canary", "compare", "own", "other.yaml", "--repeats", "1")[1]
-    assert "left out: 2 canaries; no answer from the first to 0, from the second to 2" in said
+    printed = run("canary", "compare", "own", "other.yaml", "--repeats", "1")[1]
+    assert "left out: 2 canaries; no answer from the first to 0, from the second to 2" in printed
 
 
-def test_an_unreachable_target_is_an_error_and_no_deviation(place):
+def test_an_unreachable_target_is_an_error_and_not_a_deviation(place):
     target = "{use: http, url: 'http://127.0.0.1:9/ask', body: {question: '{question}'}, answer: $.answer, retries: 0}"
     (place / "casemate.yaml").write_text(CONFIG.replace("channels: []", f"target: {target}"))
     code, found = run("canary", "run", "--json")
     assert (code, found["status"], {r["status"] for r in found["results"]}) == (2, "error", {"error"})
     assert {c["recent"] for c in run("canary", "trend", "--json")[1]["canaries"]} == {"E"}
-    code, said = run("canary", "trend")
+    code, printed = run("canary", "trend")
     assert code == 1
-    assert "without any answer: 1" in said
-    with pytest.raises(DataError, match="answered none of 2 canaries"):  # after the first run, not after all 20
+    assert "without any answer: 1" in printed
+    with pytest.raises(DataError, match="answered none of 2 canaries"):  # after the first run, not after all 20 runs
         run("canary", "baseline", "--force")
 
 
 def test_each_command_prints_file_and_target(place):
     for command in (["run"], ["trend"], ["baseline", "--runs", "1"], ["drift"], ["compare", "own", "own"]):
-        said = CliRunner().invoke(cli, ["canary", *command]).stderr
-        assert "2 canaries of canaries.yaml; target: own" in said, command
+        printed = CliRunner().invoke(cli, ["canary", *command]).stderr
+        assert "2 canaries of canaries.yaml; target: own" in printed, command
 
 
 def test_a_draft_is_written_to_the_configured_file(place, tmp_path_factory, monkeypatch):
@@ -213,28 +213,28 @@ def test_a_draft_is_written_to_the_configured_file(place, tmp_path_factory, monk
         run("canary", "run")
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     config = str(place / "casemate.yaml")
-    said = run("canary", "suggest", "--count", "12", "--config", config)[1]
+    printed = run("canary", "suggest", "--count", "12", "--config", config)[1]
     assert (place / "canaries.yaml").exists()
-    assert "of 12 canaries to" in said
-    assert "drafts were dropped" in said
-    assert "set monitor.canaries" not in said
+    assert "of 12 canaries to" in printed
+    assert "drafts were dropped" in printed
+    assert "set monitor.canaries" not in printed
     with pytest.raises(ConfigError, match="exists"):
         run("canary", "suggest", "--config", config)
-    said = run("canary", "suggest", "other.yaml", "--count", "2", "--config", config)[1]
-    assert "set monitor.canaries to this file" in said
+    printed = run("canary", "suggest", "other.yaml", "--count", "2", "--config", config)[1]
+    assert "set monitor.canaries to this file" in printed
 
 
 def test_the_share_of_covered_questions_is_printed(place):
     (place / "asked.txt").write_text("How many beds are there?\nWhen does the pharmacy open?\n")
-    code, said = run("canary", "suggest", "drafted.yaml", "--count", "2", "--from", "asked.txt")
+    code, printed = run("canary", "suggest", "drafted.yaml", "--count", "2", "--from", "asked.txt")
     assert code == 0
-    assert "of the given questions" in said
+    assert "of the given questions" in printed
 
 
 @pytest.mark.parametrize(
     ("mode", "due", "enforced"), [("observe", "", True), ("observe", "x", False), ("off", "", False)]
 )
-def test_drafts_are_tested_as_if_the_guard_enforced(place, monkeypatch, mode, due, enforced):
+def test_drafts_are_tested_in_enforce_mode_unless_calibration_is_due(place, monkeypatch, mode, due, enforced):
     def opened(app, name, recorded):
         raise DataError(f"enforce {app.guard.enforce}")
 
@@ -253,7 +253,7 @@ def test_a_drafted_set_passes(place):
     assert run("canary", "run")[0] == 0
 
 
-def test_errors_have_lines(place):
+def test_errors_in_the_canary_file_have_line_numbers(place):
     (place / "canaries.yaml").write_text("- {id: a, query: Why}\n- {id: a, query: Why, expected_answer: x}\n")
     done = CliRunner().invoke(cli, ["canary", "run"])
     assert "canaries.yaml:1" in str(done.exception)
@@ -261,7 +261,7 @@ def test_errors_have_lines(place):
     assert run("canary", "schema")[1].startswith("{")
 
 
-def test_strings_for_a_data_set_are_found(place):
+def test_scan_finds_training_strings_in_a_file(place):
     made = run("canary", "strings", "2", "--purpose", "the demo set", "--who", "a supplier", "--json")[1]
     (place / "output.txt").write_text(f"The model said: {made[0].upper()}")
     (place / "harmless.txt").write_text("Nothing to see.")
@@ -298,8 +298,8 @@ def test_a_backdoor_is_detected_by_its_trigger(place):
     assert "backdoor_trigger" in failing()["trigger"]
 
 
-def test_poison_far_from_the_canaries_is_not_detected(place):
-    """A limit of canaries; the screening gate covers it."""
+def test_poison_unrelated_to_the_canaries_is_not_detected(place):
+    """A limitation of canaries; the screening gate detects such documents."""
     assert run("canary", "baseline", "--yes")[0] == 0
     write(place, garage="What does parking cost? Parking costs 70 crowns an hour, and the garage never closes.")
     assert run("canary", "run")[0] == 0
@@ -317,8 +317,8 @@ def test_a_poisoned_recording_has_no_effect_until_accepted(place):
     assert (code, found["alarmed"]) == (1, ["fee"])
 
 
-def test_a_gradual_failure_alarms(place, monkeypatch):
-    """A target that fails ever more often is detected without a sudden failure."""
+def test_a_gradually_rising_failure_rate_raises_an_alarm(place, monkeypatch):
+    """The failure rate rises without a sudden change."""
     answers = "import itertools\ncount = itertools.count()\n\n\ndef tell(question):\n"
     answers += (
         "    n = next(count)\n    return 'It costs 90.' if n > 60 and n % 5 < 3 else 'It costs 25 crowns; 96 beds.'\n"
@@ -342,14 +342,14 @@ def test_benign_updates_do_not_alert(place):
     assert run("canary", "alerts") == (0, "no open alerts\n")
 
 
-def test_a_drill_poisons_a_copy_only(place):
+def test_a_drill_poisons_only_a_copy(place):
     before = (place / ".casemate" / "index.db").read_bytes()
     code, found = run("canary", "drill", "--count", "1", "--json")
     assert code == any(d["watched"] and d["false_guarded"] and not d["detected_by"] for d in found)
     watched = {d["attack"]: d for d in found if d["watched"]}
     assert watched["PoisonedRAG"]["false_unguarded"] and watched["PoisonedRAG"]["detected_by"] == ["fee"]
     assert all(d["restored"] for d in found)
-    assert all(d["quarantined"] is None for d in found)  # six pages are too few for the gate
+    assert all(d["quarantined"] is None for d in found)  # the gate needs more than six pages
     assert (place / ".casemate" / "index.db").read_bytes() == before
 
 

@@ -37,7 +37,7 @@ def _refused(result, refused):
 
 
 def traffic(store, days, share):
-    """Records verdicts of some days, a share of them flagged."""
+    """Records some days of verdicts, a share of them flagged."""
     rng = np.random.default_rng(3)
     for day in days:
         for i in range(60):
@@ -64,7 +64,7 @@ def test_drift_of_canaries_alerts_once(place):
     assert "opened no alert" in again.output
     run("canary", "alerts", "--close", alerts[0]["id"], "--why", "another model")
     assert run("canary", "drift", "--reference", "6", "--alert")[0] == 1
-    assert run("canary", "alerts", "--json") == (0, [])  # the same drift does not alert twice
+    assert run("canary", "alerts", "--json") == (0, [])  # the same drift raises no second alert
 
 
 def test_drift_of_traffic(place):
@@ -79,7 +79,7 @@ def test_drift_of_traffic(place):
     assert {r["signal"] for step in found["readings"]["traffic"] for r in step if r["alarm"]} == {"flagged"}
 
 
-def test_two_states_are_asked_the_same_questions(place):
+def test_shadow_compares_two_systems_on_the_same_questions(place):
     questions = place / "q.txt"
     questions.write_text("\n".join(f"{what} number {i}?" for i in range(20) for what in PAGES))
     same = ("canary", "shadow", "own", "own", "--from", str(questions), "--json")
@@ -91,15 +91,15 @@ def test_two_states_are_asked_the_same_questions(place):
     (place / "says_nothing.py").write_text("def tell(question):\n    return 'I do not know.'\n")
     code, found = run("canary", "shadow", "own", "other.yaml", "--json")
     assert code == 1 and {flip["kind"] for flip in found["flips"]} == {"refused"}
-    dead = (
+    unreachable = (
         "monitor: {target: {use: http, url: 'http://127.0.0.1:9/', body: {q: '{question}'}, answer: $.a, retries: 0}}\n"
     )
-    (place / "dead.yaml").write_text(dead + store)
+    (place / "dead.yaml").write_text(unreachable + store)
     code, found = run("canary", "shadow", "own", "dead.yaml", "--count", "3", "--json")
     assert (code, found["asked"], found["errors"]) == (2, 0, 3)
 
 
-def test_a_new_document_that_flips_answers_is_listed(place):
+def test_shadow_lists_a_new_document_that_changes_answers(place):
     (place / "other").mkdir()
     (place / "other" / "casemate.yaml").write_text(CONFIG.replace("corpus: docs", "corpus: ../docs"))
     (place / "docs" / "poison.md").write_text("A missed appointment costs 90 crowns.")
@@ -109,7 +109,7 @@ def test_a_new_document_that_flips_answers_is_listed(place):
     assert "poison.md: new in 1 contexts, 1 of them with a flipped answer" in " ".join(done.output.split())
 
 
-def test_changed_vectors_are_found(place):
+def test_the_corpus_audit_finds_swapped_vectors(place):
     assert run("canary", "corpus", "--json")[0] == 3  # the first check has no reference
     code, found = run("canary", "corpus", "--json")
     assert (code, found["audit"]["wrong"], found["shift"]["p"]) == (0, [], 1.0)
@@ -122,7 +122,7 @@ def test_changed_vectors_are_found(place):
     assert code == 3 and "give the number of replaced documents" in found["change"]
     assert run("canary", "corpus", "--removed", "1")[0] in {0, 3}
     swap_vectors(place / ".casemate/index.db")
-    for _ in range(2):  # a wrong state does not become the reference
+    for _ in range(2):  # a corrupt state does not become the reference
         code, found = run("canary", "corpus", "--alert", "--json")
         assert code == 1 and len(found["audit"]["wrong"]) == 2
     (alert,) = run("canary", "alerts", "--json")[1]
@@ -131,13 +131,13 @@ def test_changed_vectors_are_found(place):
 
 
 def swap_vectors(path):
-    """Swaps the vectors of two chunks in the database: the moments do not change."""
+    """Swaps the vectors of two chunks in the database, which leaves the moments unchanged."""
     with closing(sqlite3.connect(path)) as db, db:
         (a, x), (b, y) = db.execute("SELECT key, value FROM vector ORDER BY key LIMIT 2").fetchall()
         db.executemany("UPDATE vector SET value = ? WHERE key = ?", [(y, a), (x, b)])
 
 
 @pytest.mark.parametrize("command", [("drift", "--since", "soon"), ("drift", "--window", "0")])
-def test_invalid_intervals(place, command):
+def test_invalid_intervals_exit_with_code_2(place, command):
     done = CliRunner().invoke(cli, ["canary", *command])
     assert done.exit_code == 2 and "Traceback" not in done.output

@@ -1,4 +1,4 @@
-"""Extraction campaigns and re-indexing from the command line, on a clinic."""
+"""Extraction campaigns and re-indexing from the command line, on a fictional clinic."""
 
 import json
 
@@ -37,20 +37,20 @@ def test_crawlers_are_limited_and_resume(clinic):
     assert again["crawls"][0]["by_target"]["off"]["resumed"] == 20
     folder = clinic / ".casemate/redteam"
     files = [folder / f"crawl.{kind}" for kind in ("html", "json", "junit.xml", "sarif")]
-    told = json.dumps(found) + "".join(path.read_text() for path in files)
+    written = json.dumps(found) + "".join(path.read_text() for path in files)
     note = next((clinic / "clinic/notes").iterdir()).read_text()
-    assert not any(sentence in told for sentence in note.split(". ") if len(sentence) > 30)
+    assert not any(sentence in written for sentence in note.split(". ") if len(sentence) > 30)
     assert "rag_thief<small>20 questions, 1 client</small>" in files[0].read_text()
 
 
-def test_without_a_limit_crawlers_succeed_and_the_command_fails(clinic):
+def test_crawlers_succeed_without_a_limit_and_the_command_fails(clinic):
     (clinic / "bare.yaml").write_text(CONFIG.replace("[crawl_limit]", "[]"))
     done = casemate(clinic, "redteam", "crawl", "-c", "bare.yaml", "--attack", "rag_thief", code=1)
     assert done.stdout.startswith("FAIL")
     assert "unknown crawler 'thief'" in casemate(clinic, "redteam", "crawl", "--attack", "thief", code=2).stderr
 
 
-def test_a_space_is_fitted_listed_and_rolled_back(clinic):
+def test_a_reindexing_is_fitted_listed_and_rolled_back(clinic):
     first = casemate(clinic, "reindex", "--json")
     assert json.loads(first.stdout)["version"] == 1
     assert "not in guard.defenses" in first.stderr

@@ -56,8 +56,8 @@ def gateway(folder, *words):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with provided texts, and two gateways over the same notes, one without a guard."""
+def folder_and_key(tmp_path_factory):
+    """A folder with provided texts, and two gateways over the same notes, one of them without a guard."""
     folder = tmp_path_factory.mktemp("foreign")
     external_system.write_known(folder)
     with gateway(folder / "a") as (guarded, key), gateway(folder / "b", "bare") as (bare, other):
@@ -91,15 +91,15 @@ def place(tmp_path_factory):
         yield folder, key
 
 
-def test_nothing_is_attacked_without_confirmed_ownership(place):
-    folder, key = place
-    told = casemate(folder, "redteam", "run", key=key, code=2).stderr
-    assert "i_own_this_target: true, or pass --own" in told
+def test_a_target_without_confirmed_ownership_is_not_attacked(folder_and_key):
+    folder, key = folder_and_key
+    message = casemate(folder, "redteam", "run", key=key, code=2).stderr
+    assert "i_own_this_target: true, or pass --own" in message
     assert not (folder / ".casemate").exists()
 
 
-def test_a_guarded_gateway_with_its_bare_twin_passes(place):
-    folder, key = place
+def test_a_guarded_gateway_with_an_unguarded_control_passes(folder_and_key):
+    folder, key = folder_and_key
     done = casemate(folder, "redteam", "run", "--own", key=key)
     assert done.stdout.startswith("PASS\ntarget: guarded (openai_endpoint 127.0.0.1:")
     report = json.loads((folder / ".casemate/redteam/report.json").read_text())
@@ -108,15 +108,15 @@ def test_a_guarded_gateway_with_its_bare_twin_passes(place):
     assert key not in json.dumps(report)
 
 
-def test_a_bare_gateway_fails_and_a_dead_one_is_an_error(place):
-    folder, key = place
+def test_an_unguarded_gateway_fails_and_an_unreachable_one_is_an_error(folder_and_key):
+    folder, key = folder_and_key
     assert casemate(folder, "redteam", "run", "--own", "--target", "bare", key=key, code=1).stdout.startswith("FAIL")
-    dead = ("--own", "--target", "http://127.0.0.1:9/ask")
-    assert "the connection failed" in casemate(folder, "redteam", "run", *dead, key=key, code=2).stdout
+    unreachable = ("--own", "--target", "http://127.0.0.1:9/ask")
+    assert "the connection failed" in casemate(folder, "redteam", "run", *unreachable, key=key, code=2).stdout
 
 
-def test_a_killed_campaign_resumes(place, tmp_path):
-    folder, key = place
+def test_a_killed_campaign_resumes(folder_and_key, tmp_path):
+    folder, key = folder_and_key
     whole = yaml.safe_load((folder / "casemate.yaml").read_text())
     slow = whole["redteam"] | {"target": "bare", "target_off": None, "folder": str(tmp_path / "lab")}
     slow["targets"]["bare"]["requests_per_s"] = 10
@@ -141,22 +141,22 @@ def test_a_killed_campaign_resumes(place, tmp_path):
 
 
 def trials(path):
-    """The finished trials with their rows."""
+    """The completed trials as rows of the database."""
     if not path.exists():
         return {}
     with closing(sqlite3.connect(path)) as db:
         try:
             return {tuple(key): row for row, *key in db.execute("SELECT rowid, target, candidate FROM trial")}
-        except sqlite3.OperationalError:  # not created yet
+        except sqlite3.OperationalError:  # the database does not exist yet
             return {}
 
 
-def test_the_list_has_requirements_of_attacks_and_checks(place):
-    folder, key = place
-    told = json.loads(casemate(folder, "redteam", "list", "--json", key=key).stdout)
-    assert told["attacks"]["mba"]["needs"] == ["answers", "provided"]
-    assert told["attacks"]["worm"]["needs"] == ["answers", "corpus"]
-    assert told["checks"]["two_worlds"] == ["ingest", "verdicts"]
+def test_list_shows_the_requirements_of_attacks_and_checks(folder_and_key):
+    folder, key = folder_and_key
+    message = json.loads(casemate(folder, "redteam", "list", "--json", key=key).stdout)
+    assert message["attacks"]["mba"]["needs"] == ["answers", "provided"]
+    assert message["attacks"]["worm"]["needs"] == ["answers", "corpus"]
+    assert message["checks"]["two_worlds"] == ["ingest", "verdicts"]
 
 
 def test_the_example_runs():
@@ -166,7 +166,7 @@ def test_the_example_runs():
     assert done.stdout.startswith("PASS\ntarget: guarded (http 127.0.0.1:")
 
 
-def test_the_how_to_is_valid(monkeypatch):
+def test_the_configuration_of_the_how_to_guide_is_valid(monkeypatch):
     monkeypatch.setenv("RAG_KEY", "x")
     page = (Path(__file__).parents[2] / "docs/how-to/attack-an-external-system.md").read_text()
     blocks = re.findall(r"```yaml\n(.*?)```", page, re.S)

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def place(tmp_path):
+def server(tmp_path):
     """A server, a client key and an admin key."""
     app = make(tmp_path, defenses=(HideNamed("d3"),))
     plain, admin = key(app), key(app, "admin")
@@ -37,8 +37,8 @@ def place(tmp_path):
         yield url, plain, admin
 
 
-def test_the_sdk_lists_models_and_chats(place):
-    url, plain, _ = place
+def test_the_sdk_lists_models_and_chats(server):
+    url, plain, _ = server
     with openai.OpenAI(base_url=f"{url}/v1", api_key=plain) as client:
         assert [model.id for model in client.models.list()] == ["casemate"]
         assert client.models.retrieve("casemate").owned_by == "casemate"
@@ -50,8 +50,8 @@ def test_the_sdk_lists_models_and_chats(place):
         assert done.id.removeprefix("chatcmpl-") == done._request_id
 
 
-def test_the_sdk_reads_responses_whole_and_streamed(place):
-    url, plain, _ = place
+def test_the_sdk_reads_complete_and_streamed_responses(server):
+    url, plain, _ = server
     with openai.OpenAI(base_url=f"{url}/v1", api_key=plain, max_retries=0) as client:
         done = client.responses.create(model="casemate", input="only7", instructions="Be rude.")
         assert done.status == "completed"
@@ -67,8 +67,8 @@ def test_the_sdk_reads_responses_whole_and_streamed(place):
         assert raised.value.param == "previous_response_id"
 
 
-def test_the_sdk_streams(place):
-    url, plain, _ = place
+def test_the_sdk_streams(server):
+    url, plain, _ = server
     messages = [{"role": "system", "content": "Be rude."}, {"role": "user", "content": "only7"}]
     with openai.OpenAI(base_url=f"{url}/v1", api_key=plain) as client:
         chunks = list(
@@ -111,8 +111,8 @@ def test_the_asynchronous_sdk_streams_and_may_disconnect(tmp_path):
     assert endless.ended == 1
 
 
-def test_the_sdk_raises_its_own_errors(place, tmp_path):
-    url, plain, _ = place
+def test_the_sdk_raises_its_own_errors(server, tmp_path):
+    url, plain, _ = server
     ask = {"model": "casemate", "messages": [{"role": "user", "content": "x"}]}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as client:
         with pytest.raises(openai.AuthenticationError) as raised:
@@ -156,7 +156,7 @@ def new_key(folder, role="client"):
         return str(ApiKeyStore(store).create(Grant("someone", role))[1])
 
 
-def test_on_sigterm_running_answers_are_finished_and_events_are_written(tmp_path):
+def test_sigterm_completes_running_answers_and_writes_events(tmp_path):
     text = new_key(tmp_path)
     with process(tmp_path, "slow") as (running, url):
         headers = {"Authorization": f"Bearer {text}"}
@@ -194,15 +194,15 @@ class Writer:
         self.added += 1
         self.kept.add(name)
         self.unsure.discard(name)
-        if number % 2 and old in self.kept:  # an unacknowledged addition is not in `kept`, and stays uncertain
+        if number % 2 and old in self.kept:  # an unacknowledged addition is not in `kept`, and remains uncertain
             self.unsure.add(old)
             assert http.delete("/v1/documents", params={"source": old}).status_code == 200
             self.kept.discard(old)
             self.unsure.discard(old)
 
 
-class Asker:
-    """Asks for a hidden document, and disconnects from every fifth answer."""
+class QuestionClient:
+    """Asks for a withheld document, and disconnects from every fifth answer."""
 
     def __init__(self):
         self.answers, self.numbers = [], itertools.count()
@@ -226,13 +226,13 @@ def until_killed(who, url, text):
 
 
 @pytest.mark.slow
-def test_a_kill_loses_no_acknowledged_event_and_no_hidden_document_is_sent(tmp_path):
+def test_a_kill_loses_no_acknowledged_event_and_reveals_no_withheld_document(tmp_path):
     """The process is killed twice while documents change, questions are asked and clients disconnect."""
-    writer, asker, other, revoked = Writer(), Asker(), Asker(), []
+    writer, questioner, other, revoked = Writer(), QuestionClient(), QuestionClient(), []
     keys = [new_key(tmp_path, "admin"), new_key(tmp_path), new_key(tmp_path)]
     for life in (1, 2):
         with process(tmp_path) as (running, url):
-            pairs = zip((writer, asker, other), keys, strict=True)
+            pairs = zip((writer, questioner, other), keys, strict=True)
             threads = [threading.Thread(target=until_killed, args=(who, url, text)) for who, text in pairs]
             for thread in threads:
                 thread.start()
@@ -240,7 +240,7 @@ def test_a_kill_loses_no_acknowledged_event_and_no_hidden_document_is_sent(tmp_p
             with closing(SqlEventStore(path=tmp_path / "events.db")) as store:
                 ApiKeyStore(store).revoke(revoked[-1])
             end = time.monotonic() + 60
-            while (writer.added < 12 * life or len(asker.answers) < 4 * life) and time.monotonic() < end:
+            while (writer.added < 12 * life or len(questioner.answers) < 4 * life) and time.monotonic() < end:
                 time.sleep(0.01)
             running.send_signal(signal.SIGKILL)
             for thread in threads:
@@ -248,24 +248,24 @@ def test_a_kill_loses_no_acknowledged_event_and_no_hidden_document_is_sent(tmp_p
             assert running.wait(10) == -signal.SIGKILL
     with closing(SqliteIndex(tmp_path / "index.db")) as index:
         index.open(BagOfWords(256).fingerprint, 256)
-        held = set(index.digests())
+        remaining = set(index.digests())
         assert not index.check()
-    assert writer.kept - writer.unsure <= held <= writer.kept | writer.unsure
+    assert writer.kept - writer.unsure <= remaining <= writer.kept | writer.unsure
     assert writer.added >= 24
     with closing(SqlEventStore(path=tmp_path / "events.db")) as store:
         found = ApiKeyStore(store)
         found.sync()
         assert {k.id for k in found.all() if k.revoked} == set(revoked)
-        assert len(store.scan("verdict")) >= len(asker.answers) + len(other.answers)
-    assert len(asker.answers) >= 8
-    assert not [a for a in asker.answers + other.answers if "d3" in a]
+        assert len(store.scan("verdict")) >= len(questioner.answers) + len(other.answers)
+    assert len(questioner.answers) >= 8
+    assert not [a for a in questioner.answers + other.answers if "d3" in a]
 
 
 @pytest.mark.slow
-def test_no_request_inside_or_outside_the_schema_makes_the_server_fail(tmp_path):
-    """Schemathesis sends valid and invalid requests: no 5xx, and every error in OpenAI's shape.
+def test_schemathesis_requests_cause_no_server_error(tmp_path):
+    """Schemathesis sends requests inside and outside the schema: no status 5xx, and every error has OpenAI's format.
 
-    ``benchmarks.api_contract`` sends 1,000 to each operation.
+    ``benchmarks.api_contract`` sends 1,000 requests to each operation.
     """
     found, examples = {}, 30
     with api_contract.served(tmp_path) as (schema, headers):
@@ -294,8 +294,8 @@ def test_no_request_inside_or_outside_the_schema_makes_the_server_fail(tmp_path)
         assert "400" in found[label]["statuses"]
 
 
-def test_the_commands_serve_and_key_work(tmp_path):
-    """``key`` creates, lists and revokes; ``serve`` answers with the default plug-ins, and stops on a signal."""
+def test_key_creates_lists_and_revokes_and_serve_answers_until_a_signal(tmp_path):
+    """``serve`` runs with the default plug-ins."""
 
     def command(*words):
         return [sys.executable, "-m", "casemate", *words]
@@ -315,8 +315,9 @@ def test_the_commands_serve_and_key_work(tmp_path):
     serve = command("serve", "--port", "0")
     with subprocess.Popen(serve, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as running:
         try:
-            told = itertools.takewhile(bool, iter(running.stderr.readline, None))  # first that the index is empty
-            url = next(found[1] for line in told if (found := re.search(r"serving at (\S+)/v1", line)))
+            # first a warning: the index is empty
+            log_lines = itertools.takewhile(bool, iter(running.stderr.readline, None))
+            url = next(found[1] for line in log_lines if (found := re.search(r"serving at (\S+)/v1", line)))
             headers = {"Authorization": f"Bearer {made['secret']}"}
             text = "The lighthouse keeper is called Mira. She lights the lamp at dusk."
             sent = {"documents": [{"source": "light.md", "text": text}]}
@@ -331,7 +332,7 @@ def test_the_commands_serve_and_key_work(tmp_path):
                 running.kill()
 
 
-def test_it_serves_tls_with_a_certificate(tmp_path):
+def test_serve_uses_tls_with_a_certificate(tmp_path):
     command = (
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
     )

@@ -29,7 +29,7 @@ monitor: {channels: [{use: webhook, url: "${HOOK}", secret: "${HOOK_KEY}"}]}
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def receiver(tmp_path, monkeypatch):
     with Listener() as listener:
         (tmp_path / "docs").mkdir()
         for document in documents(60, seed=3):
@@ -76,7 +76,7 @@ def records():
         return {d.source: d.text for page, _ in app.index.scan() for d in page if d.source in planted}
 
 
-def test_records_are_planted_hit_reported_rotated_and_removed(place, tmp_path):
+def test_honey_records_are_planted_retrieved_reported_rotated_and_removed(receiver, tmp_path):
     code, planted = run("canary", "plant", "--count", "4", "--json")
     assert planted["held"] >= 3 and code == (0 if planted["held"] == 4 else 3)
     first = records()
@@ -84,10 +84,10 @@ def test_records_are_planted_hit_reported_rotated_and_removed(place, tmp_path):
     with Gateway() as gateway:
         for text in first.values():
             gateway.ask(text)
-        until(lambda: place.posts)
-        notice = place.bodies[0]
+        until(lambda: receiver.posts)
+        notice = receiver.bodies[0]
         assert notice["details"]["kind"] == "honey_crawl"
-        assert not any(text in json.dumps(place.bodies) for text in first.values())  # no text of a record
+        assert not any(text in json.dumps(receiver.bodies) for text in first.values())  # no text of a record
         (alert,) = run("canary", "alerts", "--json")[1]
         assert run("canary", "alerts", "--close", alert["id"], "--why", "the key was revoked")[0] == 0
 
@@ -96,17 +96,17 @@ def test_records_are_planted_hit_reported_rotated_and_removed(place, tmp_path):
         second = records()
         assert second and not first.keys() & second.keys()
         stolen = next(iter(first.values()))
-        assert stolen not in gateway.ask(stolen)  # the running process serves the new generation
+        assert stolen not in gateway.ask(stolen)  # the running process uses the new generation of records
         (tmp_path / "dump.txt").write_text(f"seen elsewhere: {stolen}")
         code, found = run("canary", "scan", "dump.txt", "--json")
-        assert code == 1 and found  # a record of the first generation is still recognized
+        assert code == 1 and found  # a record of the first generation is still detected
 
         code, removed = run("canary", "clean", "--all", "--json")
         assert code == 0 and not removed["left"] and records() == {}
         assert next(iter(second.values())) not in gateway.ask(next(iter(second.values())))
 
 
-def test_a_string_of_a_training_honeypot_is_traced_to_its_recipient(place, tmp_path):
+def test_a_string_of_a_training_honeypot_is_traced_to_its_recipient(receiver, tmp_path):
     code, strings = run("canary", "strings", "3", "--purpose", "pilot data", "--who", "vendor a", "--json")
     assert code == 0 and len(set(strings)) == 3
     (tmp_path / "outputs.txt").write_text(f"model output: {strings[1].upper()}\n")

@@ -1,4 +1,4 @@
-"""Whole experiments, from the index to the judgment, also killed and concurrent."""
+"""Complete experiments, from the index to the judgment; also after kills and with concurrent processes."""
 
 import asyncio
 import json
@@ -35,8 +35,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @dataclass
-class HideAsked(Defense):
-    """Hides the document whose unique word is in the question; with `gap`, the context is not refilled."""
+class HideQueried(Defense):
+    """Hides the document whose unique word is in the question. With `gap`, the context is not refilled."""
 
     gap: bool = False
     max_hidden_sources: ClassVar[int] = 1
@@ -60,42 +60,42 @@ def campaign(folder, gap, size=300):
         owner.add(whole, embedder.embed([d.content for d in whole]))
 
         def make(index):
-            return Guard(Rag(embedder, index, generator), [HideAsked(gap)])
+            return Guard(Rag(embedder, index, generator), [HideQueried(gap)])
 
         guard, split = make(lab), datasets.draw_split(whole, size, size, 7)
         datasets.copy_without_nonmembers(owner, lab, split)
-        held = datasets.indexed_sources(lab, {d.source for d in split.members})
+        sources_in_index = datasets.indexed_sources(lab, {d.source for d in split.members})
         plan, attacks = ExperimentPlan(), {"name": Name()}
-        experiment = Experiment(attacks, split, {"off": guard.rag, "on": guard}, store, held, plan)
+        experiment = Experiment(attacks, split, {"off": guard.rag, "on": guard}, store, sources_in_index, plan)
         trials = asyncio.run(experiment.run())
-        worlds = asyncio.run(two_world_audit(lab, make, experiment.member_sessions("on"), held, plan))
+        worlds = asyncio.run(two_world_audit(lab, make, experiment.member_sessions("on"), sources_in_index, plan))
         queries = [Query(f"amber birch {i}", client=f"user-{i}") for i in range(80)]
-        lost = asyncio.run(measure_utility(guard.rag, guard, queries, "made"))
-        judged = judge_campaign(trials, split, attacks, utility=lost, audit=worlds.audit)
+        utility_cost = asyncio.run(measure_utility(guard.rag, guard, queries, "made"))
+        judged = judge_campaign(trials, split, attacks, utility=utility_cost, audit=worlds.audit)
         calls, hits = generator.calls, generator.hits
     owner.close()
     lab.close()
     made = CampaignResult(
-        "1", "2026-01-01T00:00:00+00:00", judged.status, judged.attacks, lost, worlds.audit, judged.checks
+        "1", "2026-01-01T00:00:00+00:00", judged.status, judged.attacks, utility_cost, worlds.audit, judged.checks
     )
     return made, worlds, (calls, hits)
 
 
-def test_a_guard_that_leaves_no_trace_passes(tmp_path):
+def test_a_guard_without_observable_difference_passes(tmp_path):
     made, worlds, (calls, hits) = campaign(tmp_path, gap=False)
     assert made.status is CheckStatus.PASS, [c for c in made.checks if c.status is not CheckStatus.PASS]
     (result,) = made.attacks
     assert (result.off.auc.value, result.on.auc.value) == (1.0, 0.5)
     assert result.on.recall_document.value == 1.0
     assert (worlds.audit.pairs, worlds.audit.differing, worlds.exposed) == (600, 0, 0)
-    # Contexts of non-members and benign questions are the same with the guard: their replies are cached.
+    # The guard does not change contexts of non-members and benign questions, so their replies are cached.
     assert calls <= 1200 + 600 + 80
     assert hits >= 600 + 80
     (tmp_path / "campaign.json").write_text(made.to_json(), "utf-8")
     assert results.load_result(tmp_path / "campaign.json") == made
 
 
-def test_a_guard_that_stops_the_attack_but_leaves_a_trace_fails(tmp_path):
+def test_a_guard_that_stops_the_attack_but_is_observable_fails(tmp_path):
     made, worlds, _ = campaign(tmp_path, gap=True)
     assert made.status is CheckStatus.FAIL
     assert [c.name for c in made.checks if c.status is CheckStatus.FAIL] == ["Withheld documents leave no trace"]
@@ -170,12 +170,12 @@ def test_a_killed_experiment_resumes(tmp_path):
     assert trials.done == expected.done
     assert trials.missing == 0
     asked = len((tmp_path / "second" / "asked").read_text().splitlines())
-    assert asked < 240  # 1.5 questions for each of 160 trials, less those that were done
+    assert asked < 240  # 1.5 questions for each of 160 trials, minus the completed ones
     assert asked <= 240 - kept
 
 
 @pytest.mark.slow
-def test_two_processes_with_one_store_end_with_the_same_trials(tmp_path):
+def test_two_processes_with_one_store_complete_the_same_trials(tmp_path):
     (tmp_path / "whole").mkdir()
     expected = one_run(tmp_path / "whole", 0.0, "reference")
     both = [start(tmp_path, 0.002, name) for name in ("one", "two")]

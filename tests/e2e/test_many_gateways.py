@@ -1,4 +1,4 @@
-"""Three gateways and several canary watchers on one Postgres: all share state, and any may be killed."""
+"""Three gateways and several canary watchers on one Postgres server: shared state, and kills of any process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Fleet:
     """Three gateways in their own processes."""
 
     def __init__(self, folder, url):
-        self.folder, self.url, self.running, self.places = folder, url, {}, {}
+        self.folder, self.url, self.running, self.addresses = folder, url, {}, {}
 
     def start(self, *numbers):
         command = [sys.executable, "-m", "tests.many_gateways", str(self.folder)]
@@ -45,8 +45,8 @@ class Fleet:
                 command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment
             )
         for number in numbers:
-            self.places[number] = self.running[number].stdout.readline().strip()
-            assert self.places[number], "a gateway did not begin"
+            self.addresses[number] = self.running[number].stdout.readline().strip()
+            assert self.addresses[number], "a gateway did not begin"
 
     def kill(self, number):
         self.running[number].send_signal(signal.SIGKILL)
@@ -61,13 +61,13 @@ class Fleet:
 
     def http(self, number, key):
         headers = {"Authorization": f"Bearer {key}"}
-        return httpx.Client(base_url=self.places[number], headers=headers, timeout=30)
+        return httpx.Client(base_url=self.addresses[number], headers=headers, timeout=30)
 
     def ask(self, number, key, text):
         with self.http(number, key) as http:
             return http.post("/v1/chat/completions", json=chat(text))
 
-    def knows(self, number, key):
+    def accepts(self, number, key):
         with self.http(number, key) as http:
             return http.get("/v1/models").status_code == 200
 
@@ -95,12 +95,12 @@ def keys(fleet):
 def make(keys, fleet, role="client", **grant):
     """Creates a key, and waits until all gateways accept it."""
     made, text = keys.create(Grant("someone", role, **grant))
-    for number in fleet.places:
-        _wait(lambda at=number: fleet.knows(at, text))
+    for number in fleet.addresses:
+        _wait(lambda at=number: fleet.accepts(at, text))
     return made.id, str(text)
 
 
-def said(answer):
+def ids_of(answer):
     assert answer.status_code == 200, answer.text
     return {name.partition("#")[0] for name in answer.json()["choices"][0]["message"]["content"].split()}
 
@@ -111,49 +111,49 @@ def test_documents_withheld_from_a_client_are_withheld_by_all_gateways(fleet, ke
     for number in (0, 1, 2):
         target = HELD[7 + number]
         plain = fleet.harmless[target.id]
-        assert target.id in said(fleet.ask(number, suspect, plain))
-        assert target.id not in said(fleet.ask(number, suspect, target.text))  # the question contains the document
+        assert target.id in ids_of(fleet.ask(number, suspect, plain))
+        assert target.id not in ids_of(fleet.ask(number, suspect, target.text))  # quotes the document
         for there in (0, 1, 2):  # immediately
-            assert target.id not in said(fleet.ask(there, suspect, plain))
-            assert target.id in said(fleet.ask(there, other, plain))
+            assert target.id not in ids_of(fleet.ask(there, suspect, plain))
+            assert target.id in ids_of(fleet.ask(there, other, plain))
 
 
 def test_documents_stay_withheld_after_a_kill_of_the_gateway_that_flagged_them(fleet, keys):
     _, suspect = make(keys, fleet)
     plain = fleet.harmless["d20"]
-    assert "d20" in said(fleet.ask(2, suspect, plain))
-    assert "d20" not in said(fleet.ask(1, suspect, HELD[20].text))
+    assert "d20" in ids_of(fleet.ask(2, suspect, plain))
+    assert "d20" not in ids_of(fleet.ask(1, suspect, HELD[20].text))
     fleet.kill(1)
-    assert "d20" not in said(fleet.ask(2, suspect, plain))
+    assert "d20" not in ids_of(fleet.ask(2, suspect, plain))
     fleet.start(1)
-    assert "d20" not in said(fleet.ask(1, suspect, plain))
+    assert "d20" not in ids_of(fleet.ask(1, suspect, plain))
 
 
-def test_a_revoked_key_is_refused_by_all_gateways_at_once(fleet, keys):
+def test_a_revoked_key_is_rejected_by_all_gateways_immediately(fleet, keys):
     made, text = make(keys, fleet)
     keys.revoke(made)
     assert [fleet.ask(number, text, "only1").status_code for number in (0, 1, 2)] == [401, 401, 401]
 
 
-def test_a_login_is_valid_and_ends_at_all_gateways(fleet, keys):
+def test_login_and_logout_take_effect_at_all_gateways(fleet, keys):
     _, admin = make(keys, fleet, "admin")
     with httpx.Client(timeout=30) as browser:
-        form = browser.get(f"{fleet.places[0]}/dashboard/login").text
+        form = browser.get(f"{fleet.addresses[0]}/dashboard/login").text
         sent = {"csrf": re.search('name="csrf" value="([^"]*)"', form)[1], "key": admin, "next": ""}
-        assert browser.post(f"{fleet.places[1]}/dashboard/login", data=sent).status_code == 303
-        page = browser.get(f"{fleet.places[2]}/dashboard/")
+        assert browser.post(f"{fleet.addresses[1]}/dashboard/login", data=sent).status_code == 303
+        page = browser.get(f"{fleet.addresses[2]}/dashboard/")
         assert page.status_code == 200
         token = re.search('name="csrf" value="([^"]*)"', page.text)[1]
-        assert browser.post(f"{fleet.places[0]}/dashboard/alerts/close", data={"csrf": "x"}).status_code == 403
+        assert browser.post(f"{fleet.addresses[0]}/dashboard/alerts/close", data={"csrf": "x"}).status_code == 403
         stolen = dict(browser.cookies)
-        assert browser.post(f"{fleet.places[0]}/dashboard/logout", data={"csrf": token}).status_code == 303
+        assert browser.post(f"{fleet.addresses[0]}/dashboard/logout", data={"csrf": token}).status_code == 303
     with httpx.Client(timeout=30, cookies=stolen) as thief:
-        for place in fleet.places.values():
+        for place in fleet.addresses.values():
             assert thief.get(f"{place}/dashboard/").status_code == 303
 
 
 class Load:
-    """A client that retries through kills."""
+    """A client that retries requests when a gateway is killed."""
 
     def __init__(self, fleet, key, stop):
         self.fleet, self.key, self.stop = fleet, key, stop
@@ -186,15 +186,15 @@ class Load:
         self.unsure.discard(name)
 
 
-def test_under_load_and_kills_no_budget_is_exceeded_and_no_document_lost(fleet, keys):
-    """Clients with and without limits and a writer; a gateway is killed and restarted."""
+def test_kills_under_load_exceed_no_budget_and_lose_no_document(fleet, keys):
+    """Clients with and without limits, and one writer. A gateway is killed and restarted."""
     budget, rate = 400, 40
     grants = ({"tokens_per_day": budget}, {"requests_per_minute": rate}, {})
     texts = [make(keys, fleet, **grant)[1] for grant in grants] + [make(keys, fleet, "admin")[1]]
     stop = threading.Event()
-    poor, slow, free, writer = loads = [Load(fleet, text, stop) for text in texts]
+    limited, slow, free, writer = loads = [Load(fleet, text, stop) for text in texts]
     began = time.monotonic()
-    pairs = [(load, load.ask) for load in (poor, poor, poor, slow, slow, free)] + [(writer, writer.write)]
+    pairs = [(load, load.ask) for load in (limited, limited, limited, slow, slow, free)] + [(writer, writer.write)]
     threads = [threading.Thread(target=load.run, args=(work, i)) for i, (load, work) in enumerate(pairs)]
     for thread in threads:
         thread.start()
@@ -203,28 +203,28 @@ def test_under_load_and_kills_no_budget_is_exceeded_and_no_document_lost(fleet, 
     time.sleep(1)
     fleet.start(0)
     end = time.monotonic() + 30
-    while not (poor.seen[429] and slow.seen[429] and len(writer.kept) > 5) and time.monotonic() < end:
+    while not (limited.seen[429] and slow.seen[429] and len(writer.kept) > 5) and time.monotonic() < end:
         time.sleep(0.1)
     stop.set()
     for thread in threads:
         thread.join(60)
     minutes = (time.monotonic() - began) / 60
-    assert 0 < poor.tokens <= budget
-    assert poor.seen.keys() <= {200, 429}
-    assert poor.seen[429]
+    assert 0 < limited.tokens <= budget
+    assert limited.seen.keys() <= {200, 429}
+    assert limited.seen[429]
     assert [fleet.ask(number, texts[0], "only1").status_code for number in (0, 1, 2)] == [429] * 3
-    # The requests that waited until all gateways accepted the key are counted as well.
+    # Requests that poll until all gateways accept the key are counted as well.
     assert 0 < slow.seen[200] <= rate * (1 + minutes) + 1
     assert free.seen[200] and sum(load.broken for load in loads)
     with closing(PgvectorIndex(Secret(fleet.url))) as index:
         embedder = BagOfWords(256)
         index.open(embedder.fingerprint, embedder.dim)
-        held = {name for name in index.digests() if name.startswith("new")}
+        stored = {name for name in index.digests() if name.startswith("new")}
         assert not index.check()
-    assert writer.kept <= held <= writer.kept | writer.unsure
+    assert writer.kept <= stored <= writer.kept | writer.unsure
 
 
-def test_each_canary_run_happens_once_even_if_a_watcher_dies(postgres_url, tmp_path):
+def test_each_canary_run_happens_once_if_the_leading_watcher_is_killed(postgres_url, tmp_path):
     with database(postgres_url, "CREATE EXTENSION vector") as url:
         SqlEventStore(Secret(url)).close()
         _watch_and_kill(url, tmp_path / "log")
@@ -239,7 +239,7 @@ def test_each_canary_run_happens_once_even_if_a_watcher_dies(postgres_url, tmp_p
 
 
 def _watch_and_kill(url, log):
-    """Three watchers of one set: the leader is killed, and another one continues."""
+    """Three watchers of one set: the leader is killed, and another watcher takes over."""
     command = [sys.executable, "-c", WORKER, url, str(log), "2", "1.0"]
     watches = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(3)]
     try:

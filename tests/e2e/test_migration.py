@@ -1,4 +1,4 @@
-"""An index moves to another embedder while a gateway answers: the commands of docs/how-to/operate.md, on Postgres."""
+"""An index migrates to another embedder while a gateway answers: docs/how-to/operate.md, on Postgres."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 
 class Place:
-    """A folder with a corpus and two configurations, and commands that are run in it."""
+    """A folder with a corpus and two configurations, in which commands run."""
 
     def __init__(self, folder, url, models):
         self.folder = folder
@@ -69,17 +69,17 @@ class Place:
             subprocess.Popen(serve, cwd=self.folder, env=self.environment, stderr=file) as running,
         ):
             try:
-                while not (told := re.search(r"serving at (\S+)/v1", log.read_text())):
+                while not (address_line := re.search(r"serving at (\S+)/v1", log.read_text())):
                     assert running.poll() is None, log.read_text()
                     time.sleep(0.05)
-                yield told[1]
+                yield address_line[1]
             finally:
                 running.terminate()
                 running.wait(60)
 
 
-class Asker:
-    """Asks wherever the proxy would send him, all the time."""
+class QuestionLoop:
+    """Asks continuously at the current address, as behind a proxy."""
 
     def __init__(self, key):
         self.key, self.place, self.stop, self.statuses = key, "", threading.Event(), []
@@ -104,28 +104,28 @@ class Asker:
         self.stack.close()
 
 
-def test_an_index_moves_to_another_embedder_while_a_gateway_answers(postgres_url, tmp_path):
+def test_migration_to_another_embedder_interrupts_no_request(postgres_url, tmp_path):
     with database(postgres_url) as url, FakeOpenAI() as fake:
         place = Place(tmp_path, url, fake.url)
         first = json.loads(place.run("index", "--config", "casemate.yaml", "--no-calibrate", "--json"))
-        asker = Asker(place.run("key", "create", "web", "--config", "casemate.yaml").strip())
-        asker.thread.start()
+        question_loop = QuestionLoop(place.run("key", "create", "web", "--config", "casemate.yaml").strip())
+        question_loop.thread.start()
         try:
             with place.serving("casemate.yaml") as old:
-                asker.place = old
+                question_loop.place = old
                 second = json.loads(place.run("index", "--config", "casemate_2.yaml", "--no-calibrate", "--json"))
                 assert second["indexed"] == first["indexed"] > 40
                 place.run("calibrate", "--config", "casemate_2.yaml")
                 place.run("doctor", "--config", "casemate_2.yaml")
                 again = json.loads(place.run("index", "--config", "casemate_2.yaml", "--no-calibrate", "--json"))
-                assert again["indexed"] == 0  # what changed meanwhile, if anything had
-                new = asker.stack.enter_context(place.serving("casemate_2.yaml"))
-                asker.place = new
-                asker.wait_for(3)
+                assert again["indexed"] == 0  # documents that changed since the first run; none did
+                new = question_loop.stack.enter_context(place.serving("casemate_2.yaml"))
+                question_loop.place = new
+                question_loop.wait_for(3)
             with psycopg.connect(url) as connection:
-                connection.execute("DROP SCHEMA casemate CASCADE")  # what is left of the old index
-            asker.wait_for(2)
+                connection.execute("DROP SCHEMA casemate CASCADE")  # the remaining tables of the old index
+            question_loop.wait_for(2)
         finally:
-            asker.end()
-    assert len(asker.statuses) > 5
-    assert set(asker.statuses) == {200}
+            question_loop.end()
+    assert len(question_loop.statuses) > 5
+    assert set(question_loop.statuses) == {200}

@@ -1,4 +1,4 @@
-"""Work on a Ray cluster of several nodes equals that of one process, even if nodes die."""
+"""Work on a Ray cluster of several nodes gives the same results as one process, also after node failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-if not find_spec("ray"):  # not imported here: that takes seconds, also in runs without these tests
+if not find_spec("ray"):  # not imported here: the import takes seconds, also in runs without these tests
     pytest.skip("ray is not installed", allow_module_level=True)
 if sys.platform != "linux":
     pytest.skip("looks for processes in /proc", allow_module_level=True)
@@ -37,13 +37,20 @@ from casemate.reindexing.retrieval_quality import found_in_top_k
 from casemate.runtime.executor import LocalExecutor
 from casemate.system import EmbeddingTask
 from casemate.types import Document
-from tests.cluster_tasks import Dots, Fatal, Plus, environment_of, patient, refuse
+from tests.cluster_tasks import (
+    AddsShared,
+    DotProducts,
+    KillsWorker,
+    environment_of,
+    refuse,
+    slow_every_third,
+)
 from tests.unit.folder_collection import FolderCollection
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),  # about future versions of Ray
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),  # warnings about future versions of Ray
 ]
 MARK = "CASEMATE_TEST_CLUSTER"
 STORE = 100 * 2**20
@@ -51,8 +58,8 @@ START_S = 240  # on a busy machine
 BENIGN = [f"When is the pharmacy open on day {i}?" for i in range(12)]
 
 
-class Several:
-    """A cluster with a head without cores and nodes with one core each."""
+class NodeCluster:
+    """A cluster with a head node without cores, and nodes with one core each."""
 
     def __init__(self):
         from ray.cluster_utils import Cluster
@@ -63,7 +70,7 @@ class Several:
         self.grow(2)
 
     def grow(self, count):
-        """Adds nodes up to a number."""
+        """Adds nodes until there are ``count``."""
         while len(self.nodes) < count:
             self.nodes.append(self.cluster.add_node(num_cpus=1, object_store_memory=STORE))
 
@@ -73,8 +80,8 @@ class Several:
 
 
 @pytest.fixture(scope="module")
-def several():
-    """Three nodes. Requires that no process of theirs is left afterwards."""
+def node_cluster():
+    """Three nodes. At the end, none of their processes may remain."""
     own = {
         SECRET_VARIABLE: uuid.uuid4().hex,
         MARK: uuid.uuid4().hex,
@@ -85,7 +92,7 @@ def several():
     os.environ |= own
     try:
         with slow_starts():
-            made = Several()
+            made = NodeCluster()
             try:
                 yield made
             finally:
@@ -98,7 +105,7 @@ def several():
 
 @contextmanager
 def slow_starts():
-    """Waits up to ``START_S`` for a node to start. Ray waits 30 seconds, and has no setting for it."""
+    """Waits up to ``START_S`` for a node to start. Ray's fixed limit is 30 seconds."""
     from ray._private import services
 
     get_node = services.get_node
@@ -133,9 +140,9 @@ def environment(pid):
 
 
 @pytest.fixture
-def cluster(several):
-    several.grow(2)
-    with closing(RayCluster(several.cluster.address)) as connected:
+def cluster(node_cluster):
+    node_cluster.grow(2)
+    with closing(RayCluster(node_cluster.cluster.address)) as connected:
         yield connected
 
 
@@ -143,26 +150,26 @@ class TestMap:
     def test_results_are_in_order_and_items_are_read_lazily(self, cluster):
         taken = []
         came = []
-        for number, _ in cluster.map(patient, (taken.append(i) or i for i in range(20))):
+        for number, _ in cluster.map(slow_every_third, (taken.append(i) or i for i in range(20))):
             came.append(number)
             assert len(taken) <= len(came) + module.TASKS_PER_WORKER * cluster.workers
         assert came == list(range(20))
 
-    def test_a_stopped_iterator_ends(self, cluster):
+    def test_closing_the_iterator_stops_the_work(self, cluster):
         came = []
-        for number, _ in cluster.map(patient, range(1000), lambda: len(came) > 3):
+        for number, _ in cluster.map(slow_every_third, range(1000), lambda: len(came) > 3):
             came.append(number)
         assert came == list(range(len(came)))
         assert len(came) < 30
 
-    def test_a_task_whose_worker_died_is_retried(self, cluster, tmp_path):
-        assert list(cluster.map(Fatal(tmp_path), range(8))) == [i * i for i in range(8)]
+    def test_a_task_is_retried_after_its_worker_is_killed(self, cluster, tmp_path):
+        assert list(cluster.map(KillsWorker(tmp_path), range(8))) == [i * i for i in range(8)]
         assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "5"]
 
     def test_a_task_that_kills_every_worker_fails(self, cluster, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "MAX_DEATHS", 2)
         with pytest.raises(BackendError, match="2 workers died on the same task"):
-            list(cluster.map(Fatal(tmp_path, bad=2), range(4)))
+            list(cluster.map(KillsWorker(tmp_path, bad=2), range(4)))
 
     def test_exceptions_of_tasks_are_raised(self, cluster):
         with pytest.raises(BackendError, match="no [012] here") as caught:
@@ -171,7 +178,7 @@ class TestMap:
 
     def test_a_shared_value_reaches_the_workers(self, cluster):
         shared = cluster.share(np.arange(1000))
-        added = list(cluster.map(Plus(shared), range(3)))
+        added = list(cluster.map(AddsShared(shared), range(3)))
         assert [a[999] for a in added] == [999, 1000, 1001]
 
     def test_workers_send_no_usage_statistics(self, cluster):
@@ -194,7 +201,7 @@ class TestMap:
         rng = np.random.default_rng(4)
         E, Q = (unit(rng.standard_normal((n, 16)).astype(np.float32)) for n in (500, 200))
         own = [np.array([i, i + 250]) for i in range(200)]
-        one, many = (found_in_top_k(Dots(s.share(E)), Q, own, 5, s) for s in (LocalExecutor(), cluster))
+        one, many = (found_in_top_k(DotProducts(s.share(E)), Q, own, 5, s) for s in (LocalExecutor(), cluster))
         assert np.array_equal(one, many)
         assert 0 < one.sum() < 200
 
@@ -211,16 +218,16 @@ def unit(E):
 
 
 class TestErrors:
-    def test_workers_with_another_build_are_refused(self, several, monkeypatch):
+    def test_workers_with_another_build_are_rejected(self, node_cluster, monkeypatch):
         monkeypatch.setattr(module, "build", lambda: ("3.11", "9.9.9", "abc"))
         with pytest.raises(ConfigError, match=r"has casemate .* this machine casemate 9\.9\.9 \(code abc\)"):
-            RayCluster(several.cluster.address)
+            RayCluster(node_cluster.cluster.address)
 
     @pytest.mark.parametrize(("secret", "said"), [("x" * 32, "node .* has another"), ("short", "set")])
-    def test_nodes_with_another_secret_are_refused(self, several, monkeypatch, secret, said):
+    def test_nodes_with_another_secret_are_rejected(self, node_cluster, monkeypatch, secret, said):
         monkeypatch.setenv(SECRET_VARIABLE, secret)
         with pytest.raises(ConfigError, match=f"{said} CASEMATE_CLUSTER_SECRET"):
-            RayCluster(several.cluster.address)
+            RayCluster(node_cluster.cluster.address)
 
     def test_secrets_are_not_sent_and_a_missing_one_is_reported(self, cluster, monkeypatch):
         monkeypatch.setenv("ONLY_HERE", "s3cret")
@@ -250,20 +257,22 @@ def clinic(folder, corpus, spread=None):
         yield app
 
 
-def index(folder, corpus, spread=None, hurt=lambda done: None):
+def index(folder, corpus, spread=None, kill_node=lambda done: None):
     """The contents of the index, and the reported progress in bytes."""
     folder.mkdir()
-    said = []
+    reported_bytes = []
     with clinic(folder, corpus, spread) as app:
         work = Ingest(app.guard, Corpus(corpus))
 
         def progress(size):
-            said.append(size)
-            hurt(len(said))
+            reported_bytes.append(size)
+            kill_node(len(reported_bytes))
 
         report = asyncio.run(work.run(work.plan(), progress))
     assert report.complete
-    assert sum(said) == pytest.approx(sum(p.stat().st_size for p in corpus.rglob("*") if p.is_file()), rel=0.01)
+    assert sum(reported_bytes) == pytest.approx(
+        sum(p.stat().st_size for p in corpus.rglob("*") if p.is_file()), rel=0.01
+    )
     return rows(folder / "index.db")
 
 
@@ -273,30 +282,32 @@ def corpus(tmp_path_factory):
     folder.mkdir()
     write_corpus(folder, count=50)
     for path in folder.rglob("*"):
-        if path.is_file():  # a few sentences of each, because embedding dominates the time
+        if path.is_file():  # a few sentences of each note, because embedding takes most of the time
             path.write_text(path.read_text()[:300])
     return folder
 
 
 @pytest.fixture(scope="module")
-def alone(corpus, tmp_path_factory):
-    """Folder and contents of index and campaign made by one process."""
+def single_process(corpus, tmp_path_factory):
+    """Folder and contents of an index and a campaign by one process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ingest, "BATCH_CHUNKS", 8)
         folder = tmp_path_factory.mktemp("alone") / "lab"
         return folder, index(folder, corpus)
 
 
-def test_an_index_is_bit_identical_although_a_node_dies(several, cluster, corpus, alone, tmp_path, monkeypatch):
+def test_an_index_is_bit_identical_after_a_node_failure(
+    node_cluster, cluster, corpus, single_process, tmp_path, monkeypatch
+):
     monkeypatch.setattr(ingest, "BATCH_CHUNKS", 8)
     killed = []
 
-    def hurt(done):
+    def kill_node(done):
         if done == 2:
-            several.kill()
+            node_cluster.kill()
             killed.append(done)
 
-    assert index(tmp_path / "lab", corpus, cluster, hurt) == alone[1]
+    assert index(tmp_path / "lab", corpus, cluster, kill_node) == single_process[1]
     assert killed
 
 
@@ -313,8 +324,8 @@ def campaign(folder, corpus, spread=None, steps=no_steps):
         return done, trials.fetchall(), db.execute("SELECT count(*) FROM reply").fetchone()
 
 
-def test_a_campaign_is_identical_although_a_node_dies(several, cluster, corpus, alone, tmp_path):
-    one, trials, replies = campaign(alone[0], corpus)
+def test_a_campaign_is_identical_after_a_node_failure(node_cluster, cluster, corpus, single_process, tmp_path):
+    one, trials, replies = campaign(single_process[0], corpus)
     index(tmp_path / "lab", corpus)
     killed = []
 
@@ -325,7 +336,7 @@ def test_a_campaign_is_identical_although_a_node_dies(several, cluster, corpus, 
         def count(number):
             done.append(number)
             if title.startswith("attacking") and sum(done) > 8 and not killed:
-                several.kill()
+                node_cluster.kill()
                 killed.append(title)
 
         yield count

@@ -1,4 +1,4 @@
-"""The release: two builds are equal, the metadata is valid, and the wheel runs outside the repository."""
+"""The release: builds are reproducible, the metadata is valid, and the wheel runs outside the repository."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_the_wheel_contains_the_package_and_its_data_only(wheel):
     assert "casemate/py.typed" in names
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
-        told = archive.read(metadata).decode()
-    assert "Project-URL: Repository, https://git.example/casemate\n" in told
-    assert "Author: The Casemate developers\n" in told and "Classifier: Topic :: Security\n" in told
+        metadata_text = archive.read(metadata).decode()
+    assert "Project-URL: Repository, https://git.example/casemate\n" in metadata_text
+    assert "Author: The Casemate developers\n" in metadata_text and "Classifier: Topic :: Security\n" in metadata_text
     assert "casemate/reports/templates/report.html" in names
     assert "casemate/gateway/dashboard/templates/base.html" in names
 
 
-def test_without_an_address_the_metadata_names_no_project_url_and_a_wrong_one_is_refused(tmp_path):
+def test_the_metadata_has_no_project_url_by_default_and_rejects_an_invalid_one(tmp_path):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "urls" not in project, "no public address is known; deploy/release.sh adds REPOSITORY_URL"
     for wrong in ("http://git.example/x", 'https://x"\n[evil]', "https://x y", "git@example:x"):
@@ -82,7 +82,7 @@ def test_pipx_runs_the_wheel_outside_the_repository(wheel, home, tmp_path):
     assert "casemate try FOLDER" in run(*casemate, "--help", cwd=tmp_path, home=home)
 
 
-def test_the_action_fits_the_schema_and_passes_inputs_as_variables_only():
+def test_the_action_matches_the_schema_and_passes_inputs_as_variables_only():
     checked = (str(TOOLS / "check-jsonschema"), "--builtin-schema", "vendor.github-actions", "action.yml")
     subprocess.run(checked, cwd=ROOT, check=True, capture_output=True)
     action = yaml.safe_load((ROOT / "action.yml").read_text())
@@ -91,7 +91,7 @@ def test_the_action_fits_the_schema_and_passes_inputs_as_variables_only():
     assert not any("${{" in script for script in scripts), "an input in a script can run any command"
 
 
-def test_the_pre_commit_hook_fits_the_schema_and_checks_a_configuration(tmp_path):
+def test_the_pre_commit_hook_matches_the_schema_and_checks_a_configuration(tmp_path):
     subprocess.run(
         (str(TOOLS / "pre-commit"), "validate-manifest", ".pre-commit-hooks.yaml"),
         cwd=ROOT,

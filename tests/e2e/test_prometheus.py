@@ -43,7 +43,7 @@ def system(tmp_path_factory):
         (folder / "metrics_key").write_text(texts["metrics"])
         scrape["authorization"]["credentials_file"] = "metrics_key"
         scrape["static_configs"] = [{"targets": [url.removeprefix("http://"), f"127.0.0.1:{free_port()}"]}]
-        # the same rules; only the time that a condition must last is shorter
+        # the same rules with shorter durations
         rules = (DEPLOY / "alerts.yml").read_text("utf-8").replace("for: 1m", "for: 1s")
         (folder / "alerts.yml").write_text(rules)
         (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
@@ -77,7 +77,7 @@ def wait_for(what, seconds=60):
 
 
 def send_traffic(url, texts):
-    """Questions, whole and streamed, some of them flagged, uploads and errors, over some scrapes."""
+    """Sends complete and streamed questions (some flagged), uploads and errors, over several scrapes."""
     client, admin = ({"Authorization": f"Bearer {texts[role]}"} for role in ("client", "admin"))
     upload = {"documents": [{"source": "new", "text": "a new page"}]}
     for number in range(8):
@@ -104,19 +104,19 @@ def test_the_gateway_is_scraped_with_a_metrics_key(system):
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_every_panel_has_values(system, panel):
-    """A series that no request can cause in this system is empty: only these may be."""
+    """Only a series that no request can cause in this system is empty."""
     prometheus, gateway, _ = system
     for target in panel["targets"]:
         expression = target["expr"].replace("$instance", gateway)
         if panel["title"] == "Interrupted streams":
-            assert ask(prometheus, expression) == []  # nothing was interrupted
+            assert ask(prometheus, expression) == []  # no stream was interrupted
             continue
         found = wait_for(lambda expression=expression: ask(prometheus, expression), 30)
         assert all(float(one["value"][1]) == float(one["value"][1]) for one in found), "no value is NaN"
 
 
-def test_the_share_of_flagged_verdicts_is_that_in_the_event_store(system):
-    """A rate does not count the first value of a series, so the shares differ by a few questions."""
+def test_the_rate_of_flagged_verdicts_agrees_with_the_event_store(system):
+    """A rate ignores the first value of a series, so the shares differ by a few questions."""
     prometheus, gateway, app = system
     (panel,) = [p for p in PANELS if p["title"] == "Flagged verdicts"]
     verdicts = [event.body["flagged"] for event in app.store.scan("verdict")]
@@ -138,7 +138,7 @@ def test_every_rule_is_loaded_and_evaluated_without_an_error(system):
     assert {(r["name"], r["health"]) for r in found} == {(r["alert"], "ok") for r in RULES}
 
 
-def test_an_alert_fires_for_the_target_that_is_down_and_for_no_other(system):
+def test_only_the_target_that_is_down_raises_an_alert(system):
     prometheus, gateway, _ = system
 
     def firing():

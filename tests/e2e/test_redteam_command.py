@@ -1,4 +1,4 @@
-"""Calibration and membership campaigns from the command line, on a small clinic."""
+"""Calibration and membership campaigns from the command line, on a small fictional clinic."""
 
 import json
 import os
@@ -35,46 +35,46 @@ def casemate(folder, *words, code=0):
 @pytest.fixture(scope="module")
 def clinic(tmp_path_factory):
     """An indexed clinic of 100 notes with a calibrated guard."""
-    place = tmp_path_factory.mktemp("clinic")
-    write_corpus(place / "clinic", count=100)
-    (place / "casemate.yaml").write_text(CONFIG)
-    said = casemate(place, "index")
-    assert "mirabel is calibrated on 240 synthetic questions" in said.stderr
-    return place
+    clinic_folder = tmp_path_factory.mktemp("clinic")
+    write_corpus(clinic_folder / "clinic", count=100)
+    (clinic_folder / "casemate.yaml").write_text(CONFIG)
+    indexing = casemate(clinic_folder, "index")
+    assert "mirabel is calibrated on 240 synthetic questions" in indexing.stderr
+    return clinic_folder
 
 
 @pytest.fixture
-def place(clinic, tmp_path):
+def clinic_folder(clinic, tmp_path):
     return shutil.copytree(clinic, tmp_path / "clinic")
 
 
-def test_a_calibrated_guard_is_not_calibrated_again(place):
-    assert "fitting" not in casemate(place, "index").stderr
+def test_a_calibrated_guard_is_not_calibrated_again(clinic_folder):
+    assert "fitting" not in casemate(clinic_folder, "index").stderr
 
 
-def test_calibrate_reads_a_query_log_and_shows_the_cost_of_rates(place):
+def test_calibrate_reads_a_query_log_and_shows_the_cost_of_rates(clinic_folder):
     lines = [json.dumps({"text": f"When does department {i} open on day {i % 7}?"}) for i in range(120)]
-    (place / "log.jsonl").write_text("\n".join(lines))
-    done = casemate(place, "calibrate", "--log", "log.jsonl")
+    (clinic_folder / "log.jsonl").write_text("\n".join(lines))
+    done = casemate(clinic_folder, "calibrate", "--log", "log.jsonl")
     assert "120 questions of a query log" in done.stdout
     assert "mba" in done.stdout
-    page = (place / ".casemate/calibration.html").read_text()
-    held = json.loads((place / ".casemate/calibration.json").read_text())["tenants"]["default"]
-    assert held["salt"] not in page
+    page = (clinic_folder / ".casemate/calibration.html").read_text()
+    calibration = json.loads((clinic_folder / ".casemate/calibration.json").read_text())["tenants"]["default"]
+    assert calibration["salt"] not in page
     assert "<svg" in page
 
 
-def test_without_a_calibration_nothing_is_answered_and_the_operator_is_warned(place):
-    (place / ".casemate/calibration.json").unlink()
-    done = casemate(place, "ask", "When is the pharmacy open?")
+def test_an_uncalibrated_guard_answers_no_question_and_warns_the_operator(clinic_folder):
+    (clinic_folder / ".casemate/calibration.json").unlink()
+    done = casemate(clinic_folder, "ask", "When is the pharmacy open?")
     assert done.stdout.strip() == "I don't know."
     assert "casemate calibrate" in done.stderr
 
 
-def test_a_run_writes_standard_reports_and_exits_with_its_status(place):
-    done = casemate(place, "redteam", "run")
+def test_a_run_writes_standard_reports_and_exits_with_its_status(clinic_folder):
+    done = casemate(clinic_folder, "redteam", "run")
     assert done.stdout.startswith("PASS")
-    folder = place / ".casemate/redteam"
+    folder = clinic_folder / ".casemate/redteam"
     report = json.loads((folder / "report.json").read_text())
     assert report["status"] == "pass"
     for attack in report["attacks"]:
@@ -84,19 +84,19 @@ def test_a_run_writes_standard_reports_and_exits_with_its_status(place):
     assert json.loads((folder / "report.sarif").read_text())["version"] == "2.1.0"
     assert ET.parse(folder / "report.junit.xml").getroot().get("failures") == "0"
     text = (folder / "report.html").read_text() + (folder / "report.json").read_text()
-    note = next((place / "clinic/notes").iterdir()).read_text()
+    note = next((clinic_folder / "clinic/notes").iterdir()).read_text()
     assert not any(sentence in text for sentence in note.split(". ") if len(sentence) > 30)
-    casemate(place, "report", "show", str(folder / "report.json"))
-    casemate(place, "report", "diff", str(folder / "report.json"), str(folder / "report.json"))
+    casemate(clinic_folder, "report", "show", str(folder / "report.json"))
+    casemate(clinic_folder, "report", "diff", str(folder / "report.json"), str(folder / "report.json"))
     weak = "rag: {corpus: clinic, k: 3}\nguard: {defenses: []}\n" + CONFIG.partition("\n")[2]
-    (place / "casemate.yaml").write_text(weak)
-    assert casemate(place, "redteam", "run", code=1).stdout.startswith("FAIL")
+    (clinic_folder / "casemate.yaml").write_text(weak)
+    assert casemate(clinic_folder, "redteam", "run", code=1).stdout.startswith("FAIL")
 
 
-def test_a_killed_run_resumes(place):
+def test_a_killed_run_resumes(clinic_folder):
     command = [sys.executable, "-m", "casemate", "redteam", "run", "--json"]
-    store = place / ".casemate/redteam/campaigns.db"
-    running = subprocess.Popen(command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    store = clinic_folder / ".casemate/redteam/campaigns.db"
+    running = subprocess.Popen(command, cwd=clinic_folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(3000):
             if len(trials(store)) > 20:
@@ -107,27 +107,27 @@ def test_a_killed_run_resumes(place):
         running.wait()
     kept = trials(store)
     assert kept
-    done = casemate(place, "redteam", "run", "--json")
+    done = casemate(clinic_folder, "redteam", "run", "--json")
     assert json.loads(done.stdout)["status"] == "pass"
     whole = trials(store)
     assert kept.items() < whole.items()
 
 
 def trials(store):
-    """The finished trials with their rows."""
+    """The completed trials as rows of the database."""
     if not store.exists():
         return {}
     with closing(sqlite3.connect(store)) as db:
         try:
             rows = db.execute("SELECT rowid, trial, campaign, target, candidate FROM trial").fetchall()
-        except sqlite3.OperationalError:  # not created yet, or locked
+        except sqlite3.OperationalError:  # the database does not exist yet or is locked
             return {}
     return {tuple(key): (row, body) for row, body, *key in rows}
 
 
-def test_attacks_are_listed_and_unknown_ones_rejected(place):
-    assert "interrogation" in casemate(place, "redteam", "list").stdout
+def test_attacks_are_listed_and_unknown_attacks_rejected(clinic_folder):
+    assert "interrogation" in casemate(clinic_folder, "redteam", "list").stdout
     assert (
         "unknown attack 'mbaa'; did you mean 'mba'?"
-        in casemate(place, "redteam", "run", "--attack", "mbaa", code=2).stderr
+        in casemate(clinic_folder, "redteam", "run", "--attack", "mbaa", code=2).stderr
     )

@@ -71,7 +71,7 @@ def browser():
 
 @pytest.fixture
 def page(browser, address):
-    browser.look(1366)
+    browser.set_screen(1366)
     browser.go(address)
     yield browser
     assert browser.problems == []
@@ -103,22 +103,22 @@ def test_filters_and_search_narrow_the_list(page):
 def test_a_session_shows_both_answers_with_withheld_documents_and_reasons(page):
     choose(page, "search", "notes/004")
     page.wait(f"{ROWS} === 1")
-    assert page.js("document.querySelectorAll('#explorer-list .turn').length") == 0  # built when opened
+    assert page.js("document.querySelectorAll('#explorer-list .turn').length") == 0  # created on opening
     page.click("#explorer-list summary")
     page.wait("document.querySelectorAll('#explorer-list .turn').length === 2")
     text = page.js("document.querySelector('#explorer-list .turn').innerText")
-    for said in (
+    for sentence in (
         "Guard off: answered",
         "Guard on: no answer",
         "Withheld: notes/004.md#0",
         "mirabel: score 3.20, threshold",
     ):
-        assert said in text
+        assert sentence in text
     tops = page.js("[...document.querySelectorAll('.turn .answer')].slice(0, 2).map((e) => e.offsetTop)")
-    assert tops[0] == tops[1]  # side by side
+    assert tops[0] == tops[1]  # adjacent
 
 
-def test_the_address_sets_filters(page, address):
+def test_url_parameters_set_the_filters(page, address):
     page.go("about:blank")
     page.go(f"{address}#attack=mba&outcome=protected&other=x")
     page.wait(f"{STATUS}.includes('sessions match')")
@@ -150,7 +150,7 @@ def test_a_crawl_is_explored_question_by_question(page, tmp_path):
 @pytest.mark.parametrize("width", [390, 1366, 3840])
 @pytest.mark.parametrize("dark", [False, True])
 def test_axe_finds_no_violation(page, address, pages, width, dark):
-    page.look(width, dark=dark)
+    page.set_screen(width, dark=dark)
     for name, one in {"report": address, **pages}.items():
         page.go(one)
         page.js("document.querySelectorAll('details').forEach((d, i) => { d.open = i < 5; })")
@@ -163,7 +163,7 @@ def test_axe_finds_no_violation(page, address, pages, width, dark):
 @pytest.mark.parametrize("width", [390, 1366, 3840])
 @pytest.mark.parametrize("dark", [False, True])
 def test_layout_and_contrast_of_the_other_reports(page, pages, width, dark):
-    page.look(width, dark=dark)
+    page.set_screen(width, dark=dark)
     for name, one in pages.items():
         page.go(one)
         assert page.js("document.documentElement.scrollWidth <= innerWidth"), name
@@ -171,7 +171,7 @@ def test_layout_and_contrast_of_the_other_reports(page, pages, width, dark):
         assert page.js("document.querySelectorAll('h1').length") == 1, name
 
 
-def test_everything_is_reached_by_keyboard(page):
+def test_all_controls_are_reachable_by_keyboard(page):
     page.js("document.querySelector('[name=search]').focus()")
     page.type("notes/004")
     page.wait(f"{ROWS} === 1")
@@ -191,8 +191,8 @@ def test_everything_is_reached_by_keyboard(page):
 
 @pytest.mark.parametrize("width", [390, 1366, 3840])
 @pytest.mark.parametrize("dark", [False, True])
-def test_layout_contrast_and_names(page, address, width, dark):
-    page.look(width, dark=dark)
+def test_layout_contrast_and_accessible_names(page, address, width, dark):
+    page.set_screen(width, dark=dark)
     page.go(address)
     page.js("document.querySelectorAll('#explorer-list details').forEach((d, i) => { d.open = i < 5; })")
     page.wait("document.querySelectorAll('#explorer-list .turn').length >= 5")

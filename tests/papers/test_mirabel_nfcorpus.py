@@ -1,4 +1,4 @@
-"""Mirabel on a real corpus, through the product's own path, against Algorithm 1 by scan."""
+"""Mirabel on a real corpus through the product's indexing and search, against Algorithm 1 by a full scan."""
 
 import asyncio
 import csv
@@ -46,7 +46,7 @@ def app(nfcorpus_index):
 
 @pytest.fixture(scope="module")
 def corpus(nfcorpus_index):
-    """Ids and vectors, read past the product, straight from the file."""
+    """Ids and vectors, read directly from the database file."""
     import sqlite3
 
     db = sqlite3.connect(nfcorpus_index / ".casemate/index.db")
@@ -56,7 +56,7 @@ def corpus(nfcorpus_index):
 
 
 def algorithm_1(E, q, rho=0.05):
-    """As printed, by scan."""
+    """The oracle: the printed algorithm by a full scan."""
     S = E @ q.astype(np.float64)
     target = int(S.argmax())
     rest, n = np.delete(S, target), len(S)
@@ -79,8 +79,8 @@ def test_decides_like_algorithm_1_on_all_323_test_queries(app, corpus, questions
     assert 0 < flags < 323
 
 
-def test_retrieval_is_as_good_as_published(app, questions, qrels):
-    """all-MiniLM-L6-v2 has nDCG@10 of .31 to .32 on NFCorpus."""
+def test_ndcg_at_10_reaches_the_published_value(app, questions, qrels):
+    """The published nDCG@10 of all-MiniLM-L6-v2 on NFCorpus is .31 to .32."""
     scores = []
     for (i, _), q in zip(questions.items(), app.guard.rag.embedder.embed(list(questions.values())), strict=True):
         ranking = list(dict.fromkeys(h.document.source for h in app.index.search(q, 60).hits))
@@ -105,5 +105,5 @@ def test_a_copied_record_is_hidden_with_all_its_chunks(app, corpus):
     assert asyncio.run(probe()) >= 30
 
 
-def test_moments_of_the_real_corpus_are_sound(app):
+def test_check_finds_no_problem_in_the_real_corpus(app):
     assert app.index.check() == []

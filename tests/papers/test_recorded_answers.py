@@ -1,4 +1,4 @@
-"""Our scoring on answers that a real language model gave (Naseh et al. 2025, Llama-3-8B, NFCorpus, 250 + 250)."""
+"""Our scoring of recorded answers of a language model (Naseh et al. 2025, Llama-3-8B, NFCorpus, 250 + 250)."""
 
 import asyncio
 import gzip
@@ -14,7 +14,7 @@ from casemate.types import Document, Probe, Reply
 
 
 def scores(data, name, attack, key, feature=0):
-    """A feature of each row by the attack's own ``measure``, members and non-members."""
+    """A feature by the attack's own ``measure`` for each row, as lists of members and non-members."""
     found = {"yes": [], "no": []}
     with gzip.open(data / f"mia_riddle/nfcorpus_{name}.jsonl.gz", "rt") as file:
         rows = [json.loads(line) for line in file]
@@ -35,7 +35,7 @@ def truth(row):
 @pytest.mark.parametrize(
     ("name", "attack", "key", "feature", "published"),
     [
-        pytest.param(  # the published scorer counts right answers only
+        pytest.param(  # the published scorer counts correct answers only
             "ia_llama3_8b_top15", Interrogation(), truth, 1, 0.965, marks=pytest.mark.slow
         ),
         ("s2mia", S2MIA(), lambda row: {}, 0, 0.745),
@@ -47,6 +47,6 @@ def test_recorded_answers_have_the_published_auc(data, name, attack, key, featur
 
 
 @pytest.mark.slow
-def test_counting_what_is_not_known_makes_the_interrogation_stronger(data):
-    """Four of ten replies to non-members are "I don't know", cut after "I don't" in the record."""
+def test_penalizing_unknown_answers_increases_the_auc_of_interrogation(data):
+    """Four of ten replies to non-members are "I don't know", truncated after "I don't" in the record."""
     assert metrics.auc(*scores(data, "ia_llama3_8b_top15", Interrogation(penalty=5), truth)) > 0.975

@@ -1,4 +1,4 @@
-"""A table of the Mirabel paper on a part of the real data, small enough to be indexed for a test."""
+"""A table of the Mirabel paper on a small part of the real data."""
 
 import asyncio
 import gzip
@@ -25,7 +25,7 @@ def quietly(title, total):
 
 @pytest.fixture
 def part(data, tmp_path):
-    """NFCorpus with 15 members, 15 non-members and some more of its documents; all questions."""
+    """NFCorpus with 15 members, 15 non-members and some other documents; all questions."""
     folder = tmp_path / "data"
     shutil.copytree(data / "nfcorpus", folder / "nfcorpus")
     named = json.loads((data / SPLIT).read_text())
@@ -42,17 +42,19 @@ def part(data, tmp_path):
     return folder
 
 
-def test_the_calibrated_guard_finds_what_the_published_rule_finds_at_fewer_false_alarms(part, tmp_path, monkeypatch):
+def test_the_calibrated_guard_detects_attacks_with_fewer_false_alarms_than_the_printed_rule(
+    part, tmp_path, monkeypatch
+):
     monkeypatch.setattr(
         laboratory, "CalibrationSettings", partial(CalibrationSettings, documents=24)
-    )  # fewer probes to embed
+    )  # fewer probes, to save embedding time
     result = asyncio.run(reproduce("mirabel-table8", Setting(part, tmp_path / "work", 15, 15), quietly))
     assert result.setting["documents"] == 15 + OTHERS
     cells = {(row.of, row.system): row.cells for row in result.rows}
     for attack in ("S2MIA", "MBA", "IA"):
-        paper, ours = (cells[attack, f"{name}, here"] for name in ("Mirabel", "calibrated"))
+        paper, calibrated = (cells[attack, f"{name}, here"] for name in ("Mirabel", "calibrated"))
         assert cells[attack, "Mirabel, printed"]["recall"].value >= 0.895
         assert paper["recall"].value > 0.7
-        assert ours["recall"].value > 0.7
-        assert ours["harmless flagged"].high < paper["harmless flagged"].low
-        assert ours["F1"].value > paper["F1"].value
+        assert calibrated["recall"].value > 0.7
+        assert calibrated["harmless flagged"].high < paper["harmless flagged"].low
+        assert calibrated["F1"].value > paper["F1"].value

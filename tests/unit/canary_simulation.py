@@ -1,7 +1,7 @@
 """Simulation of flaky canaries and of the monitor's sequential tests: many sets in parallel, in numpy.
 
-Written independently of ``monitor.trends.cusum``, from docs/explanation/canary-alarms.md, so that each checks the
-other. ``python -m tests.unit.canary_simulation`` prints the figures of that page; it runs for long.
+Written independently of ``monitor.trends.cusum``, from docs/explanation/canary-alarms.md, so each verifies the other.
+``python -m tests.unit.canary_simulation`` prints the results on that page; it takes long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PASSES, RECENT = 3, 10
 PRIORS = [(m * s, (1 - m) * s) for m in 1 / (1 + np.exp(5.3 - 0.354 * np.arange(16))) for s in (120, 1000, 10_000)]
 OUTLIERS = 0.0005
 RATES_GRID = 1 / (1 + np.exp(-np.linspace(-20, 5, 800)))
-"""Failure rates over which the null hypothesis is integrated numerically, denser than the most concentrated prior."""
+"""Failure rates for the numerical integration of the null hypothesis, denser than the most concentrated prior."""
 
 
 @dataclass
@@ -43,17 +43,17 @@ class Outcome:
 
 
 def upper_end(failed, asked, confidence=0.8):
-    """One-sided Clopper-Pearson."""
+    """One-sided Clopper-Pearson bound."""
     return np.clip(betaincinv(failed + 1, np.maximum(asked - failed, 1e-9), confidence), 0.005, 1)
 
 
 def lasting(failed, asked):
-    """One-sided Clopper-Pearson of 97.5 %; 0 without a failure."""
+    """One-sided Clopper-Pearson bound at 97.5 %; 0 without a failure."""
     return np.where(failed > 0, betaincinv(failed + 1, np.maximum(asked - failed, 1e-9), 0.975), 0.0)
 
 
-def pick(stakes, budget):
-    """e-BH, by trying every k."""
+def select_by_e_bh(stakes, budget):
+    """e-BH, by an exhaustive search over k."""
     picked = np.zeros(stakes.shape, bool)
     for row in np.flatnonzero(stakes.sum(-1) >= budget):
         for k in range(1, stakes.shape[-1] + 1):
@@ -88,20 +88,14 @@ def simulate(
 ):
     """Runs the tests.
 
-    Args:
-        draws: Function (runs so far) -> uniform numbers of one run, (confirm + 1, sets, canaries).
-        truth: Function (runs so far) -> failure rates, broadcast to (sets, canaries); None ends the simulation.
-        asked: Runs of the baseline that did not follow a failure, a number or (sets, canaries).
-        failed: Failures in these, (sets, canaries).
-        budget: Runs for one false alarm.
-        confirm: Repetitions.
-        weights: (canaries,).
-        keep: Whether to keep who alarmed.
-        echo: Rate at which repetitions fail, where it is not that of the first question.
-        after: Answers after failed ones in the baseline: runs after a failed run, failures among them, repetitions,
-            failures among them; each a number or (sets,).
-        ended: Whether the last run of the baseline failed, (sets, canaries).
-        sticky: Rate at which the run after a failed one fails; None: as any other.
+    Args: draws: Function (runs so far) -> uniform numbers of one run, (confirm + 1, sets, canaries). truth: Function
+    (runs so far) -> failure rates, broadcast to (sets, canaries); None ends the simulation. asked: Runs of the baseline
+    that did not follow a failure, a number or (sets, canaries). failed: Failures in these, (sets, canaries). budget:
+    Runs for one false alarm. confirm: Repetitions. weights: (canaries,). keep: Whether to return which canaries
+    alarmed. echo: Rate at which repetitions fail, where it is not that of the first question. after: Answers after
+    failed ones in the baseline: runs after a failed run, failures among them, repetitions, failures among them; each a
+    number or (sets,). ended: Whether the last run of the baseline failed, (sets, canaries). sticky: Rate at which the
+    run after a failed one fails; None: as any other.
     """
     sets, n = failed.shape
     null = Null(failed, asked, after)
@@ -126,7 +120,7 @@ def simulate(
             stakes = np.where(fresh, now @ WEIGHTS * share, 0)
             counted = fresh & ~lasting & (2 * refailed >= again)
             many = _many(counted, bad | lasting, mean, tails) <= 1 / (4 * budget)
-            alarm = pick(stakes, 2 * budget) | (counted & many[:, None])
+            alarm = select_by_e_bh(stakes, 2 * budget) | (counted & many[:, None])
             live = fresh & (~alarm | (many[:, None] & (number == 0)))
             if number == confirm or not live.any():
                 break
@@ -146,7 +140,7 @@ def simulate(
 
 
 class Null:
-    """What the tests expect of answers while nothing has changed."""
+    """The distribution of answers under the null hypothesis of no change."""
 
     def __init__(self, failed, asked, after):
         shape = failed.shape
@@ -177,12 +171,12 @@ class Null:
         return np.where((self.repeat_bound > 0) | (self.p0 > 0.1), up**f * down**p, free)
 
     def count(self, counts, failing):
-        """Counts answers while there is evidence."""
+        """Counts answers while the evidence is above one."""
         self.x, self.y = np.where(counts, self.x + failing, 0), np.where(counts, self.y + ~failing, 0)
 
 
 def null_density(failed, asked):
-    """Posterior of each canary's flake rate on the grid, by the naive sums: (sets, canaries, grid).
+    """Posterior of each canary's failure rate on the grid, by naive sums: (sets, canaries, grid).
 
     The rates of a set have one of the Beta distributions, or each with a small probability Beta(1/2, 1/2).
     """
@@ -191,7 +185,7 @@ def null_density(failed, asked):
     others = np.log(likelihood).sum(-1, keepdims=True) - np.log(likelihood)  # (priors, sets, canaries)
     weights = np.exp(others - others.max(0))
     weights /= weights.sum(0)
-    step = RATES_GRID * (1 - RATES_GRID)  # the grid is even in the logit
+    step = RATES_GRID * (1 - RATES_GRID)  # the grid is uniform in the logit
     inside = np.array([beta.pdf(RATES_GRID, a, b) * step for a, b in PRIORS])
     prior = (1 - OUTLIERS) * np.einsum("hsc,hg->scg", weights, inside)
     prior += OUTLIERS * beta.pdf(RATES_GRID, 0.5, 0.5) * step
@@ -214,7 +208,7 @@ def _many(counted, bad, mean, tails):
     """P-value of the number of failures in each set."""
     k = counted.sum(-1)
     chance = np.take_along_axis(tails, k[:, None], axis=-1)[:, 0]
-    for i in np.flatnonzero(bad.any(-1) & (k > 0)):  # alarmed canaries do not count
+    for i in np.flatnonzero(bad.any(-1) & (k > 0)):  # alarmed canaries are excluded
         chance[i] = tail_of(mean[i][~bad[i]])[k[i]]
     return np.where(k > 0, chance, 1)
 
@@ -259,7 +253,7 @@ def sticky_baseline(seed, sets, n, asked, rate, sticky, echo):
     fails, lasting = np.zeros((asked, sets, n), bool), np.zeros((sets, n), bool)
     for run in range(asked):
         fails[run] = lasting = u[0, run] < np.where(lasting, sticky, rate)
-    ends = ~fails.all(0)  # nothing shows that the failures of the others end
+    ends = ~fails.all(0)  # no baseline shows that the failures of the other canaries end
     after = np.concatenate([np.zeros((1, sets, n), bool), fails[:-1]])
     counted = (after, fails & after, fails, fails & (u[1] < echo))
     more = {"after": tuple((c & ends).sum((0, 2)) for c in counted), "ended": fails[-1]}
@@ -306,13 +300,13 @@ def alarms(label, asked, confirm, runs, echo=None):
 
 
 def late(label, **options):
-    """Delay of the alarm of a broken canary."""
+    """Detection delay for one broken canary."""
     d = delays(**options)
     print(f"{label}: median {np.median(d):.0f}, mean {d.mean():.2f}, 95 % {np.quantile(d, 0.95):.0f} runs", flush=True)
 
 
 def main(wanted):
-    """The figures of docs/explanation/canary-alarms.md: false mixed echo always half many critical."""
+    """The results on docs/explanation/canary-alarms.md: false mixed echo always half many critical."""
     for section in (_counted, _late):
         section(wanted)
 

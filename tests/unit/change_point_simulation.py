@@ -1,4 +1,5 @@
-"""Error of the estimated change: simulated sets whose failure rate rises at a known run, through the whole monitor.
+"""Error of the estimated change point: simulated sets whose failure rate rises at a known run, through the whole
+monitor.
 
 ``python -m tests.unit.change_point_simulation 300`` prints the table of docs/explanation/canary-alarms.md.
 """
@@ -98,7 +99,7 @@ def _error(trend, canary, run, restart):
 
 
 def one_fails(rate):
-    """Canary c0 fails at a rate, all others as before."""
+    """Canary c0 fails at a rate; the other rates do not change."""
     rates = np.full(CANARIES, FLAKE_RATE)
     rates[0] = rate
     return lambda after: rates
@@ -126,7 +127,7 @@ SCENARIOS = {
 
 
 def measure(rates, sets, seed=0):
-    """Errors in some simulated sets, without those that never alarmed or alarmed before the change."""
+    """Errors in some simulated sets, except sets without an alarm or with an alarm before the change."""
     return [e for i in range(sets) if (e := simulate([seed, i], rates)) is not None and e.delay >= 0]
 
 

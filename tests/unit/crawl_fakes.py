@@ -1,4 +1,4 @@
-"""A target, attacks and a generator with known behavior, for crawls."""
+"""A target, attacks and a generator with predictable behavior, for crawls."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ def flagged(name="watch", hidden=(), action=Action.NONE, **fields):
 
 @dataclass
 class OverlapTarget:
-    """Replies with the documents that share most words with the question; records client and question."""
+    """Answers with the documents that share most words with the question. Records client and question."""
 
     collection: list = field(default_factory=lambda: COLLECTION)
     asked: list = field(default_factory=list)
@@ -46,7 +46,7 @@ class OverlapTarget:
 
 @dataclass
 class RandomWords(ExtractionAttack):
-    """Asks with random words of the last reply; yields each new text."""
+    """Asks with random words of the last reply, and yields each new text."""
 
     words: int = 4
     most: int = 1000

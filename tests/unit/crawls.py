@@ -1,4 +1,4 @@
-"""Small systems to crawl: the simulated reader over texts retrieved by shared words, and fixed replies."""
+"""Small systems for crawls: the simulated reader over texts retrieved by common words, and fixed replies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.fakes import BagOfWords
 
 NOTES = [Document(name, " ".join(text.split())) for name, text in case_notes(60, seed=3)]
 PARAGRAPHS = [Document(name, text) for name, text in case_notes(40, seed=3)]
-"""Notes with their line breaks."""
+"""Notes that keep their line breaks."""
 
 
 @dataclass
 class System:
-    """Answers from the documents that are nearest to a question, until the budget is spent."""
+    """Answers from the documents nearest to a question, until the budget is spent."""
 
     documents: list = field(default_factory=lambda: NOTES)
     budget: int = 10_000
@@ -33,8 +33,8 @@ class System:
     embedder: Embedder = field(default_factory=lambda: BagOfWords(dim=128))
     mute: bool = False  # declines every question
     questions: list = field(default_factory=list)
-    shown: list = field(default_factory=list)  # ids, for each question
-    reached: set = field(default_factory=set)  # ids that stood behind an answer
+    shown: list = field(default_factory=list)  # ids of the context, per question
+    reached: set = field(default_factory=set)  # ids in the context of an answer that is not a refusal
 
     def __post_init__(self):
         self.vectors = self.embedder.embed([d.content for d in self.documents])
@@ -55,13 +55,13 @@ class System:
 
 
 def world(**options):
-    """A system that finds paragraphs by the embedder of the crawlers themselves."""
+    """A system that retrieves paragraphs with the embedder of the crawlers."""
     return System(**{"documents": PARAGRAPHS, "budget": 100, "k": 3, "embedder": HashingEmbedder(), **options})
 
 
 @dataclass
 class Scripted:
-    """Returns the same replies in turn, in a cycle."""
+    """Returns the given replies in a cycle."""
 
     replies: list
     questions: list = field(default_factory=list)
@@ -76,7 +76,7 @@ class Scripted:
 
 @dataclass
 class Scribe:
-    """A generator that returns texts in turn and repeats the last one; records the prompts."""
+    """A generator that returns given texts in order and repeats the last one. Records the prompts."""
 
     replies: list
     prompts: list = field(default_factory=list)
@@ -88,7 +88,7 @@ class Scribe:
 
 @dataclass
 class Writer(Generator):
-    """Replies by the first rule whose key occurs in the request; records the prompts."""
+    """Replies by the first rule whose key occurs in the request. Records the prompts."""
 
     rules: dict
     prompts: list = field(default_factory=list)
@@ -100,7 +100,7 @@ class Writer(Generator):
 
 @dataclass
 class Placed(Embedder):
-    """Gives each text a fixed direction, by the longest key in it; all other texts have one of their own."""
+    """Maps each text to a fixed direction by its longest key. Texts without a key share one direction."""
 
     places: dict
     dim: int = 8
@@ -138,6 +138,6 @@ def crawl(attack, box, seed=0):
 
 
 def share(found, documents=NOTES):
-    """Share of the documents that were found word for word."""
-    held = {" ".join(words(text)) for text in found}
-    return sum(" ".join(words(d.content)) in held for d in documents) / len(documents)
+    """Share of the documents that were extracted verbatim."""
+    extracted = {" ".join(words(text)) for text in found}
+    return sum(" ".join(words(d.content)) in extracted for d in documents) / len(documents)

@@ -1,4 +1,4 @@
-"""An external collection for tests: one atomically written file per row, so it survives SIGKILL."""
+"""An external collection for tests: one atomically written file per row, so that it survives SIGKILL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = 50
 
 
 class FolderCollection(VectorCollection):
-    """Rows by id in a folder. ``before`` is called with the name of each step, so that a test can fail it."""
+    """Rows by id in a folder. ``before`` is called with the name of each step, so that a test can make it fail."""
 
     def __init__(self, folder: Path, dim: int = 16, before: Callable[[str], None] = lambda step: None) -> None:
         self.folder, self.dim, self.before = folder, dim, before
@@ -71,7 +71,7 @@ class FolderCollection(VectorCollection):
         pass
 
     def put(self, d: Document, v: Vector) -> None:
-        """Writes a row as another program would."""
+        """Writes a row like another program."""
         part = self.folder / f".{d.id}.part"
         part.write_text(
             json.dumps({"id": d.id, "text": d.text, "about": dict(d.metadata), "vector": [float(x) for x in v]})

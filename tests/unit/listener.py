@@ -1,4 +1,4 @@
-"""A real HTTP server on this machine that takes notices, or refuses them for a while."""
+"""A real local HTTP server that receives notifications, or rejects them for a while."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Listener:
-    """Answers with the statuses given, one after another, and then with 200; remembers what came.
+    """Answers with the given statuses in order and then with 200. Records the requests.
 
-    Use as a context. ``url`` is where it listens, ``posts`` what came: (headers, body).
+    Use it as a context manager. ``url`` is its address, ``posts`` the received (headers, body).
     """
 
     def __init__(self, statuses=(), answer=b"ok", hold=None):
@@ -32,7 +32,7 @@ class Listener:
                 try:
                     self.wfile.write(outer.answer)
                 except OSError:
-                    pass  # the client does not read answers
+                    pass  # the client does not read the response
 
             def log_message(self, *_):
                 pass

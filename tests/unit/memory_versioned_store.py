@@ -14,7 +14,7 @@ from casemate.errors import BackendError
 
 
 class MemoryServer:
-    """The state of the server."""
+    """The state of the server, shared by its connections."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

@@ -22,7 +22,7 @@ def fresh_url(request: pytest.FixtureRequest, tmp_path) -> Iterator[str]:
 
 @dataclass
 class InMemoryEventStore(Memory):
-    """An event store in memory that keeps each id once and filters by time, like the real one."""
+    """An event store in memory. Like the real one, it keeps each id once and filters by time."""
 
     def append(self, event):
         if all(e.id != event.id for e in self.events):

@@ -1,4 +1,4 @@
-"""A generator that streams its reply in pieces, and a guard over thirty documents around it."""
+"""A generator that streams its reply in pieces, and a guard with this generator over thirty documents."""
 
 import asyncio
 from contextlib import closing, contextmanager
@@ -13,7 +13,7 @@ from tests.fakes import BagOfWords, Memory, documents
 
 @dataclass
 class Piecewise(Generator):
-    """Streams the result of a function of the prompt; records prompts, how far it was read, and that it was closed."""
+    """Streams the result of a function of the prompt. Records the prompts, the number of pieces, and the closing."""
 
     answer: object
     size: int = 5
@@ -35,13 +35,13 @@ class Piecewise(Generator):
 
 @contextmanager
 def guards(folder, make_defense):
-    """Yields a function that returns a guard and its store. All guards are over the same index."""
+    """Yields a function that returns a guard and its store. All guards share one index."""
     with closing(SqliteIndex(folder / "i.db")) as index:
 
         def guard(generator, enforce=True, **options):
             rag, store = Rag(BagOfWords(), index, generator), Memory()
-            held = documents(30)
-            index.add(held, rag.embedder.embed([d.content for d in held]))
+            chunks = documents(30)
+            index.add(chunks, rag.embedder.embed([d.content for d in chunks]))
             return Guard(rag, [make_defense(**{"store": store} | options)], enforce=enforce, store=store), store
 
         yield guard

@@ -1,4 +1,4 @@
-"""Evaluation with real models: reading shared beginnings once, and subsamples of recorded questions."""
+"""Evaluation with real models: shared prompt prefixes are computed once, and subsamples of recorded questions."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from tests.unit.tiny_gguf import write_gguf  # noqa: E402
 
 
 @pytest.mark.parametrize(("rows", "seed"), [(1, 0), (2, 1), (5, 0), (5, 2), (64, 1)])
-def test_answers_are_those_of_each_prompt_alone(rows: int, seed: int, network: Any) -> None:  # noqa: F811
+def test_batched_answers_equal_those_of_single_prompts(rows: int, seed: int, network: Any) -> None:  # noqa: F811
     jobs = drawn_jobs(17, seed)
     decoder = answer.TrunkDecoder(network, VOCABULARY, {END}, rows, {})
     assert dict(decoder.decode(jobs)) == {job.number: alone(network, job) for job in jobs}
     assert decoder.tokens_read < sum(len(job.prompt) for job in jobs)
 
 
-def test_a_shared_beginning_is_read_once(network: Any) -> None:  # noqa: F811
+def test_a_shared_prefix_is_computed_once(network: Any) -> None:  # noqa: F811
     stem = list(range(1, 31))
     jobs = [Job(number, [*stem, 31 + number], 1) for number in range(8)]
     decoder = answer.TrunkDecoder(network, VOCABULARY, (), 8, {})
@@ -52,7 +52,7 @@ def test_a_shared_beginning_is_read_once(network: Any) -> None:  # noqa: F811
     assert decoder.tokens_read == 30 + 8
 
 
-def test_a_run_that_was_cut_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gguf")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     prompts, answers = tmp_path / "prompts.jsonl.gz", tmp_path / "answers.jsonl.gz"
@@ -69,7 +69,7 @@ def test_a_run_that_was_cut_is_completed(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(row["tokens"] == 4 or row["stopped"] for row in files.read(answers)[1:])
 
 
-def test_recorded_questions_are_trials_again() -> None:
+def test_recorded_questions_are_parsed_as_trials() -> None:
     rows = written.trials(files.read(written.RECORDED["nfcorpus"])[1:])
     assert {(row["author"], row["attack"]) for row in rows} == {("model", name) for name in written.ATTACKS}
     assert len(rows) > 920
@@ -77,21 +77,21 @@ def test_recorded_questions_are_trials_again() -> None:
 
 
 @pytest.mark.parametrize("module", [answer, judging, output_forms, quality, translation], ids=lambda m: m.__name__)
-def test_examples(module: ModuleType) -> None:
+def test_doctests_of_the_benchmark_modules_pass(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted and not found.failed
 
 
 @pytest.mark.parametrize("name", output_forms.FORMS)
-def test_a_perfect_reply_has_the_form_and_a_plain_copy_has_not(name: str) -> None:
+def test_output_forms_accept_an_encoded_reply_and_reject_a_plain_copy(name: str) -> None:
     text = "Dear Dr Lund, the lock keeper of Wexcombe scratched her knuckles raw since Lent, 28 times a shift."
     assert output_forms.judged(name, text, TRANSFORMS[name].encode(text)) == (True, True)
     assert output_forms.judged(name, text, text)[1] is False
     assert output_forms.judged(name, text, "I don't know.")[0] is False
 
 
-def test_kappa_is_that_of_the_table_of_counts() -> None:
-    """Cohen 1960: kappa from the counts of a two by two table."""
+def test_kappa_equals_the_formula_on_a_contingency_table() -> None:
+    """Oracle: Cohen (1960), from the counts of a 2 x 2 table."""
     rng = np.random.default_rng(1)
     a, b = rng.random(200) < 0.6, rng.random(200) < 0.3
     counts = np.array([[np.sum(a & b), np.sum(a & ~b)], [np.sum(~a & b), np.sum(~a & ~b)]])
@@ -101,8 +101,8 @@ def test_kappa_is_that_of_the_table_of_counts() -> None:
     assert quality.kappa(a, a) == 1
 
 
-class Counting:
-    """Answers with the number of prompts so far, after a turn of the event loop."""
+class CountingModel:
+    """Yields control once, then answers with the number of prompts so far."""
 
     def __init__(self) -> None:
         self.prompts: list[Prompt] = []
@@ -117,16 +117,16 @@ class Counting:
         return [TokenScore(0, len(text), -2.0 if "1" in text else -4.0, 0)]
 
 
-def recorded(folder: Path) -> tuple[RecordedModel, Counting]:
+def recorded_model(folder: Path) -> tuple[RecordedModel, CountingModel]:
     (folder / "m.gguf").write_bytes(b"GGUF")
-    inner = Counting()
+    inner = CountingModel()
     model = RecordedModel(folder / "m.gguf", folder / "answers.jsonl.gz", 8)
     model._loaded = inner  # type: ignore[assignment]
     return model, inner
 
 
-def test_a_prompt_in_progress_is_not_generated_again(tmp_path: Path) -> None:
-    model, inner = recorded(tmp_path)
+def test_concurrent_equal_prompts_share_one_generation(tmp_path: Path) -> None:
+    model, inner = recorded_model(tmp_path)
     prompts = [Prompt(text, (), "") for text in ("a", "b", "a", "a")]
 
     async def ask() -> list[str]:
@@ -134,12 +134,12 @@ def test_a_prompt_in_progress_is_not_generated_again(tmp_path: Path) -> None:
 
     assert asyncio.run(ask()) == ["Answer 1.", "Answer 2.", "Answer 1.", "Answer 1."]
     assert len(inner.prompts) == 2 == len(files.read_answers(model.file)[0])
-    again, other = recorded(tmp_path)
+    again, other = recorded_model(tmp_path)
     assert asyncio.run(join_stream(again.stream(prompts[0]))) == "Answer 1." and not other.prompts
 
 
 def test_a_failed_prompt_is_generated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _ = recorded(tmp_path)
+    model, _ = recorded_model(tmp_path)
 
     def fail(prompt: Prompt) -> AsyncIterator[str]:
         raise RuntimeError("out of memory")
@@ -150,8 +150,8 @@ def test_a_failed_prompt_is_generated_again(tmp_path: Path, monkeypatch: pytest.
     assert asyncio.run(join_stream(model.stream(Prompt("a", (), "")))) == "Answer 1."
 
 
-def test_the_judge_of_epd_sees_two_answers_and_no_document(tmp_path: Path) -> None:
-    model, inner = recorded(tmp_path)
+def test_the_judge_of_epd_receives_two_answers_and_no_document(tmp_path: Path) -> None:
+    model, inner = recorded_model(tmp_path)
     prompt = Prompt("Who has keys?", (Document("d", "The porter has keys."),), "Be brief.")
     assert asyncio.run(join_stream(defenses.EPD(model).stream(prompt))) == "Answer 3."
     with_documents, without, final = inner.prompts
@@ -169,8 +169,8 @@ def test_questions_of_every_attack_and_harmless_ones_are_labeled() -> None:
     assert labels["mba"].value == 1.0 and labels["harmless"].value == 0.0
 
 
-class Bilingual:
-    """A reader that follows the instruction, and a translator that reads its German."""
+class GermanModel:
+    """Follows the instruction to answer in German, and translates its German."""
 
     GERMAN = "Der Wärter hat die Schleuse nicht geöffnet."
 
@@ -183,7 +183,7 @@ class Bilingual:
 
 
 def test_a_translation_is_recovered_by_the_attackers_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translation, "STOP_WORDS", frozenset())  # the fake reply carries its English text
-    found = asyncio.run(translation.measured(Bilingual(), Bilingual()))  # type: ignore[arg-type]
+    monkeypatch.setattr(translation, "STOP_WORDS", frozenset())  # the fake reply contains its English text
+    found = asyncio.run(translation.measured(GermanModel(), GermanModel()))  # type: ignore[arg-type]
     assert found["plain copy"].value == found["in German"].value == found["recovered"].value == 1.0
     assert found["words of the German replies"] == [1.0] * output_forms.CONTEXTS

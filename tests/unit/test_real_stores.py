@@ -1,4 +1,4 @@
-"""Vector stores as their vendors ship them, behind LangChain, guarded."""
+"""Guarded vector stores: the unmodified packages of several vendors, through LangChain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.test_integrations_langchain import Model, ids
 from tests.wrapped import HARMLESS, config, corpus, mirabel, text_of
 
 UUIDS = {d.id: str(uuid.uuid5(uuid.NAMESPACE_DNS, d.id)) for d in corpus()}
-"""Qdrant accepts numbers and UUIDs only."""
+"""Qdrant accepts only numbers and UUIDs as ids."""
 
 
 def documents():
@@ -27,7 +27,7 @@ def documents():
 
 
 def only(store, key, value):
-    """The store's own way to filter by metadata."""
+    """A metadata filter in the syntax of the store."""
     if type(store).__name__ == "QdrantVectorStore":
         from qdrant_client import models
 
@@ -53,7 +53,7 @@ def calibration(tmp_path_factory):
 
 @pytest.fixture(params=[chroma, faiss, qdrant, lancedb], ids=lambda make: make.__name__)
 def pair(request, tmp_path, calibration):
-    """A store with the documents of ``corpus``, and the same store guarded."""
+    """A store with the documents of ``corpus``, unguarded and guarded."""
     bare = request.param(tmp_path, Model())
     bare.add_documents(documents(), ids=list(UUIDS.values()))
     settings = config(defenses=[mirabel(calibration=calibration)])
@@ -71,7 +71,7 @@ def test_a_filter_without_matches_returns_nothing(pair):
     assert store.similarity_search(text_of("d8"), k=3, **only(bare, "n", 8)) == []
 
 
-def test_benign_questions_get_the_documents_and_scores_of_the_bare_store(pair):
+def test_benign_questions_get_the_documents_and_scores_of_the_unguarded_store(pair):
     bare, store = pair
     expected = bare.similarity_search_with_score(HARMLESS, k=5)
     found = store.similarity_search_with_score(HARMLESS, k=5)
@@ -94,7 +94,7 @@ def test_a_document_that_the_question_contains_is_withheld_and_replaced(pair):
     assert withheld >= 18
 
 
-def test_added_and_deleted_documents_are_guarded_at_once(pair):
+def test_added_and_deleted_documents_are_guarded_immediately(pair):
     bare, store = pair
     new = str(uuid.uuid5(uuid.NAMESPACE_DNS, "new"))
     question = "only500 only501 amber birch cedar delta ember flint grove heron inlet jetty"
@@ -117,14 +117,14 @@ def test_qdrant_returns_withheld_documents_by_id_to_other_clients_only(tmp_path,
     store.protection.close()
 
 
-def test_qdrant_in_hybrid_mode_is_refused_with_the_way_out(tmp_path):
+def test_qdrant_in_hybrid_mode_is_rejected_with_advice(tmp_path):
     store = qdrant(tmp_path, Model())
     store.retrieval_mode = "hybrid"
     with pytest.raises(ConfigError, match="retrieval_mode 'dense'"):
         guarded(store)
 
 
-def test_lancedb_that_overwrites_its_table_is_read_again(tmp_path, calibration):
+def test_an_overwritten_table_of_lancedb_is_reloaded(tmp_path, calibration):
     bare = lancedb(tmp_path, Model())
     bare.add_documents(documents(), ids=list(UUIDS.values()))
     bare.mode = "overwrite"
@@ -134,7 +134,7 @@ def test_lancedb_that_overwrites_its_table_is_read_again(tmp_path, calibration):
 
 
 @pytest.mark.parametrize("given_ids", [None, "other"])
-def test_keyword_documents_without_the_stores_ids_are_judged_by_their_text(pair, given_ids):
+def test_keyword_documents_without_ids_of_the_store_are_judged_by_their_text(pair, given_ids):
     pytest.importorskip("rank_bm25", reason="rank-bm25 is not installed")
     pytest.importorskip("langchain_community", reason="langchain-community is not installed")
     from langchain_community.retrievers import BM25Retriever
@@ -156,7 +156,7 @@ def test_keyword_documents_without_the_stores_ids_are_judged_by_their_text(pair,
     assert text_of("d7") not in [d.page_content for d in guarded(words, store=store).invoke("only7 amber")]
 
 
-def test_another_search_of_the_same_collection_is_judged(pair):
+def test_results_of_another_search_in_the_same_collection_are_judged(pair):
     bare, store = pair
     retriever = guarded(bare.as_retriever(search_kwargs={"k": 3}), store=store)
     assert [identity(d) for d in retriever.invoke(HARMLESS)] == [

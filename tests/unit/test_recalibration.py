@@ -1,4 +1,4 @@
-"""Thresholds from the scores recorded in observe mode: which scores count, and what the preview then shows."""
+"""Thresholds from scores recorded in observe mode: the scores used, and the preview of the new threshold."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -65,7 +65,7 @@ def scores(*events, calibration=FITTED):
     return recorded_scores(Store(list(events)), "mirabel", "default", calibration, lambda c: c.startswith("canary"))
 
 
-def test_scores_of_harmless_traffic_count():
+def test_scores_of_harmless_traffic_are_used():
     assert scores(verdict(1, 0.5), verdict(2, 3.0)) == [0.5, 3.0]
 
 
@@ -84,15 +84,15 @@ def test_scores_of_harmless_traffic_count():
         verdict(1, 0.0, evidence={"form": "exact"}),
     ],
 )
-def test_other_verdicts_do_not_count(event):
+def test_verdicts_outside_comparable_client_traffic_are_ignored(event):
     assert scores(event) == []
 
 
-def test_one_client_counts_for_few_questions():
+def test_the_number_of_scores_per_client_is_limited():
     assert len(scores(*(verdict(i, 9.0, client="eve") for i in range(100)))) == PER_CLIENT
 
 
-def test_the_reduction_of_the_threshold_is_part_of_the_score():
+def test_recorded_scores_include_the_threshold_reduction():
     jittery = replace(FITTED, jitter=0.5, salt="s")
     reduction = jittery.threshold_reduction("default", "ann", "d1")
     assert scores(verdict(1, 1.0, client="ann"), calibration=jittery) == [1.0 + reduction] and reduction > 0
@@ -107,7 +107,7 @@ def test_at_most_the_significance_of_further_questions_exceeds_the_new_threshold
     assert np.mean(share) == pytest.approx(3 / 151, abs=0.004)
 
 
-def test_the_recall_under_the_new_threshold_is_stated():
+def test_the_report_states_the_recall_at_the_new_threshold():
     found = recalibrated(FITTED, [float(i % 8) for i in range(200)], 0.01)
     direct = found.notes["recall"]["direct"]["0.01"]
     assert (direct["question"].value, direct["document"].value) == (0.25, 0.5)
@@ -115,7 +115,7 @@ def test_the_recall_under_the_new_threshold_is_stated():
     assert found.notes["log"]["as_close"]["direct"].value == 0.375
 
 
-def test_too_few_scores_are_refused():
+def test_too_few_scores_are_an_error():
     with pytest.raises(DataError, match="98 usable questions .* needs 99"):
         recalibrated(FITTED, [1.0] * 98, 0.01)
     with pytest.raises(DataError, match="no threshold"):
@@ -126,7 +126,7 @@ def test_the_preview_applies_the_new_threshold_to_earlier_scores():
     store = Memory(
         [
             verdict(1, 2.0),
-            verdict(2, 0.1, client="c1", why=["before"]),  # the earlier question no longer counts
+            verdict(2, 0.1, client="c1", why=["before"]),  # no longer affected by the earlier question
             verdict(3, 9.0),
             verdict(4, 0.1, client="c3", why=["before"]),
             verdict(5, 0.1),
@@ -154,7 +154,7 @@ def test_the_command_replaces_scores_and_keeps_weights(tmp_path):
     written = read_calibrations(mirabel.calibration)["default"]
     assert written.weights == FITTED.weights and written.benign[-1] == 199 / 40
     preview = read_preview(store, NOW - timedelta(days=7), lambda client: False)
-    assert preview.affected == 1 and not preview.excessive  # of 200; before, 140
+    assert preview.affected == 1 and not preview.excessive  # of 200 questions; before, 140
 
     with pytest.raises(DataError, match="no calibration of tenant 'other'"):
         setup._recalibrate(app, "other")

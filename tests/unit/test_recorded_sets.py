@@ -1,4 +1,4 @@
-"""The recorded answers of real models in the repository: replayed without a model, against the published figures."""
+"""Recorded answers of real models in the repository: replayed without a model, compared with the published results."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ REPLAYED = [
 ]
 
 
-def test_the_sets_are_small_and_there() -> None:
+def test_recorded_sets_exist_and_take_at_most_20_mb() -> None:
     assert SETS
     assert sum(path.stat().st_size for path in SETS) <= 20_000_000
 
 
 @pytest.mark.parametrize("path", SETS, ids=lambda path: path.name)
-def test_a_set_names_its_origin_and_holds_no_document(path: Path) -> None:
+def test_a_set_states_its_origin_and_contains_no_document(path: Path) -> None:
     recorded = read_recorded(path)
     assert {"corpus", "model", "digest", "dtype", "decoding", "prompts", "seed"} <= recorded.about.keys()
     assert len(recorded.about["digest"]) == 64
@@ -34,7 +34,7 @@ def test_a_set_names_its_origin_and_holds_no_document(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", REPLAYED)
-def test_replay_gives_the_published_figures(path: Path) -> None:
+def test_replay_reproduces_the_published_metrics(path: Path) -> None:
     published, model = _published(path)
     results = {_name(result): result for result in _replayed(path)}
     answered = published["readers"][model]["attacks"]
@@ -48,8 +48,8 @@ def test_replay_gives_the_published_figures(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", REPLAYED)
-def test_the_guard_withholds_what_is_published(path: Path) -> None:
-    """A set contains all trials of those attacks only that the reader answered completely."""
+def test_replay_reproduces_the_published_rate_of_withheld_questions(path: Path) -> None:
+    """Only for attacks that the reader answered completely does a set contain all trials."""
     published, model = _published(path)
     answered = published["readers"][model]["attacks"]
     compared = 0
@@ -57,7 +57,7 @@ def test_the_guard_withholds_what_is_published(path: Path) -> None:
         figures = published["withheld"][_name(result)]
         if figures["withheld"] and _name(result) in answered:
             compared += 1
-            hidden = figures["withheld"][0] * figures["in_context"][0]  # of all questions about members
+            hidden = figures["withheld"][0] * figures["in_context"][0]  # rate over all questions about members
             assert result.withheld == pytest.approx(hidden, abs=1e-9), result
     assert compared >= 3
 
@@ -68,7 +68,7 @@ def _replayed(path: Path) -> Sequence[ReplayResult]:
 
 
 def _published(path: Path) -> tuple[dict[str, Any], str]:
-    """Figures of the corpus, and the reader's name: the file is called `CORPUS_READER`."""
+    """Published results for the corpus, and the name of the reader. The file name is ``CORPUS_READER``."""
     corpus, model = path.name.removesuffix(".jsonl.gz").split("_", 1)
     text = (ROOT / f"benchmarks/results/real_{corpus}.json").read_text(encoding="utf-8")
     return json.loads(text)["results"][corpus], model

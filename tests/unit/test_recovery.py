@@ -1,4 +1,4 @@
-"""The chunk recovery rate against naive oracles: dynamic programming, and every pair of chunk and segment."""
+"""The chunk recovery rate against naive oracles: dynamic programming, and a comparison of all pairs."""
 
 from itertools import product
 
@@ -57,7 +57,7 @@ def segment_list(texts, queries, windows=False):
 
 
 def chunk_recovery(chunks, E, found, S, semantic=recovery.MIN_COSINE):
-    """The recovery with vectors of the segments instead of an embedder."""
+    """The recovery with precomputed vectors of the segments."""
     rows = {text: row for text, row in zip(found.texts, S, strict=False)}
     return recovery.chunk_recovery(chunks, E, found, lambda texts: np.stack([rows[text] for text in texts]), semantic)
 
@@ -97,14 +97,16 @@ def test_rouge_l_ignores_case_and_punctuation():
 
 @st.composite
 def collections(draw):
-    """Chunks and segments of few words. About half of the cosines exceed the limit, some by less than rounding."""
-    chunks, said = draw(st.lists(texts, max_size=6)), draw(st.lists(texts, unique=True, max_size=10))
+    """Short chunks and segments. About half of the cosines exceed the limit, some by less than the rounding error."""
+    chunks, answer_texts = draw(st.lists(texts, max_size=6)), draw(st.lists(texts, unique=True, max_size=10))
     directions = [(1, 0, 0), (0.9, 0.436, 0), (0.85, 0.5268, 0), (0.85, 0.5267, 0), (0.8, 0.6, 0), (0, 0, 1)]
     pick = st.sampled_from(directions)
-    E, S = (unit(draw(st.lists(pick, min_size=n, max_size=n)) or np.empty((0, 3))) for n in (len(chunks), len(said)))
-    queries = sorted(draw(st.lists(st.integers(1, 5), min_size=len(said), max_size=len(said))))
-    windows = draw(st.lists(st.booleans(), min_size=len(said), max_size=len(said)))
-    return chunks, E, segment_list(said, queries, windows), S
+    E, S = (
+        unit(draw(st.lists(pick, min_size=n, max_size=n)) or np.empty((0, 3))) for n in (len(chunks), len(answer_texts))
+    )
+    queries = sorted(draw(st.lists(st.integers(1, 5), min_size=len(answer_texts), max_size=len(answer_texts))))
+    windows = draw(st.lists(st.booleans(), min_size=len(answer_texts), max_size=len(answer_texts)))
+    return chunks, E, segment_list(answer_texts, queries, windows), S
 
 
 @given(collections(), st.sampled_from([0.85, 0.5, -1]))
@@ -127,7 +129,7 @@ def test_the_limit_of_comparisons_does_not_change_the_result(collection):
 
 
 def test_only_windows_that_can_recover_a_chunk_are_embedded():
-    """The first window holds a whole chunk, the second half of it, and the third nothing of any chunk."""
+    """The first window contains a whole chunk, the second half of it, and the third none of it."""
     found = segment_list(
         ("a b c d e f", "a b c d", "a b", "x y", "z"), [1, 1, 2, 2, 3], [False, True, True, True, False]
     )
@@ -141,7 +143,7 @@ def test_only_windows_that_can_recover_a_chunk_are_embedded():
     assert embedded == ["a b c d e f", "a b c d", "z"] and sum(skipped) == 2
 
 
-def test_a_window_that_is_an_answer_later_counts_as_an_answer():
+def test_a_window_equal_to_a_later_answer_counts_as_an_answer():
     text = "One two three. Four five six. Seven eight nine."
     found = segments([(1, text), (2, "One two three. Four five six.")], [6])
     windows = {w for w, is_window in zip(found.texts, found.windows, strict=True) if is_window}
@@ -193,7 +195,7 @@ def test_realistic_texts_equal_comparison_of_all_pairs():
     for semantic in (0.85, 0.6):
         result, firsts = chunk_recovery(*collection, semantic), naive(*collection, semantic)
         np.testing.assert_array_equal(np.stack([result.f1, result.recall]), firsts)
-        assert (result.f1[0] > 0).sum() > (result.f1[-1] > 0).sum()  # the levels differ
+        assert (result.f1[0] > 0).sum() > (result.f1[-1] > 0).sum()  # the levels are different
 
 
 def test_one_segment_must_meet_both_conditions():
@@ -244,7 +246,7 @@ def test_largest_cosine_of_each_chunk():
         (unit([(1, 0)]), np.array([[np.nan, 0]]), "unit length"),
     ],
 )
-def test_invalid_vectors_are_refused(E, S, says):
+def test_invalid_vectors_are_rejected(E, S, says):
     with pytest.raises(ValueError, match=says):
         chunk_recovery(["a"], E, segment_list(("a",), [1]), S)
 
@@ -288,11 +290,11 @@ def test_each_usual_length_has_a_window_size_near_it(lengths):
         if low <= n <= high:
             assert (
                 min(max(n / size, size / n) for size in sizes) <= np.sqrt(recovery.WINDOW_RATIO) * 1.03
-            )  # sizes are whole
+            )  # sizes are integers
     assert len(sizes) <= max(1, np.log(high / low) / np.log(recovery.WINDOW_RATIO) + 1)
 
 
-def test_no_chunks_have_no_window_sizes():
+def test_window_sizes_of_an_empty_collection_are_empty():
     assert window_sizes([]) == window_sizes(["", " "]) == ()
 
 
@@ -306,7 +308,7 @@ def test_segment_has_the_first_query_that_gave_it():
 
 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
-def test_an_answer_that_equals_a_window_of_another_is_no_window(order):
+def test_an_answer_that_equals_a_window_of_another_is_not_a_window(order):
     answers = zip(order, ("One two. Three four. Five six.", "Three four."), strict=True)
     found = segments(answers, [2])
     is_window = dict(zip(found.texts, found.windows.tolist(), strict=True))

@@ -33,35 +33,35 @@ from tests.fakes import BagOfWords, documents
 BEYOND = ReportDiff(worse=(ReportChange("AUC", ".5", ".9"),), compared=1)
 
 
-def test_printed_results_have_no_control_characters_and_no_better_status_than_the_checks():
+def test_output_has_no_control_characters_and_no_better_status_than_the_checks():
     made = campaign()
     (first, *rest) = made.checks
     worst = replace(first, status=CheckStatus.FAIL, why="\x1b[31mred\x1b]0;title\x07 [bold]not ours[/bold]")
     console = Console(width=200)
-    with console.capture() as held:
+    with console.capture() as captured:
         print_result(replace(made, status=CheckStatus.PASS, checks=(worst, *rest), simulated=("\x9b2J",)), console)
-    told = held.get()
-    assert told.startswith(("FAIL", "ERROR"))
-    assert "[bold]not ours[/bold]" in told
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", told)
+    shown = captured.get()
+    assert shown.startswith(("FAIL", "ERROR"))
+    assert "[bold]not ours[/bold]" in shown
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
 
 
 @pytest.mark.parametrize(
     ("evidence", "alone"),
     [({"target": "http a.example"}, True), ({"target": "http a.example", "target_off": "http b.example"}, False)],
 )
-def test_a_system_without_a_known_guard_has_one_column_and_is_not_called_guarded(evidence, alone):
+def test_a_target_without_a_known_guard_has_one_column(evidence, alone):
     made = campaign()
     made = replace(made, evidence={**{k: v for k, v in made.evidence.items() if k != "target"}, **evidence})
     console = Console(width=120)
-    with console.capture() as held:
+    with console.capture() as captured:
         print_result(made, console)
-    assert ("this system" in held.get(), "guard on" in held.get()) == (alone, not alone)
+    assert ("this system" in captured.get(), "guard on" in captured.get()) == (alone, not alone)
     page = render_html(made)
     assert ("Figures of this system" in page) == alone and ("Guard off against guard on" in page) != alone
 
 
-def test_a_least_value_is_not_called_a_limit():
+def test_a_lower_bound_is_printed_as_at_least():
     least = Check(ATTACK_WORKS, CheckStatus.PASS, 0.9, 0.05, "why")
     most = replace(least, name=INFERENCE_FAILS)
     assert [measured_and_limit(check) for check in (least, most)] == [
@@ -70,16 +70,16 @@ def test_a_least_value_is_not_called_a_limit():
     ]
 
 
-def test_the_table_of_injected_instructions_explains_its_columns_and_breaks_no_name():
+def test_the_injection_table_explains_its_columns_and_wraps_no_name():
     shares = {"off": proportion(999, 1000), "on": proportion(1, 10), "control": proportion(1, 999)}
     probes = (
         ProbeResult("injection", "disclosure", "", 10, **shares, quarantined=proportion(9, 10)),
         ProbeResult("long_attack_name", "marker", "", 10),
     )
     console = Console(width=80)
-    with console.capture() as held:
+    with console.capture() as captured:
         print_result(replace(campaign(), probes=probes, crawls=()), console)
-    printed = " ".join(held.get().split())
+    printed = " ".join(captured.get().split())
     assert {"instruction", "injection:", "disclosure", "long_attack_name:"} <= {*printed.split()}
     assert "Instructions in documents, share followed [95 %] ┏" in printed  # higher is better in two of the columns
     assert printed.index("10 %") < printed.index("control: the user gives the same instruction")
@@ -92,33 +92,33 @@ def test_printed_results_have_a_line_for_each_attack_and_shares_in_percent():
     cost = Utility("300 synthetic questions", 300, proportion(3, 300), proportion(6, 300))
     made = replace(campaign(), checks=tuple(checks), utility=cost, audit=TwoWorldAudit(0, 0, proportion(0, 1)))
     console = Console(width=80)
-    with console.capture() as held:
+    with console.capture() as captured:
         print_result(made, console)
-    printed = held.get()
+    printed = captured.get()
     assert "\n  a0.1: 0.000 to 0.1\n  a0.2: 0.000 to 0.2\n" in printed
     assert "1.0 % [0.2, 2.9] had a document withheld, and 2.0 % [0.7, 4.3] got another answer" in printed
-    assert "Two-world audit" not in printed  # nothing was compared
+    assert "Two-world audit" not in printed  # the audit compared no pairs
 
 
-def test_the_cost_of_an_external_guard_is_lost_answers():
+def test_the_cost_of_an_external_guard_is_the_rate_of_lost_answers():
     cost = replace(campaign().utility, flagged=None, source="323 logged questions")
     assert describe_utility(cost) == "Of 323 logged questions, 2.8 % [1.3, 4.8] lost their answer."
     assert describe_utility(replace(cost, source="330 logged questions")).startswith("Of 330 logged questions (323 of ")
 
 
-def test_the_cost_names_the_answers_that_a_client_without_entitlement_loses():
+def test_the_cost_includes_answers_lost_without_entitlement():
     cost = replace(campaign().utility, unentitled_lost=proportion(30, 300))
     assert describe_utility(cost).endswith(" A client without entitlement lost 10 % [6.8, 14] of the answers.")
     assert "lost to a client without entitlement" in render_html(replace(campaign(), utility=cost))
     assert "without entitlement" not in render_html(campaign())
 
 
-def test_an_audit_without_pairs_compared_nothing():
+def test_an_audit_without_pairs_says_that_nothing_was_compared():
     assert describe_audit(replace(campaign().audit, pairs=0)) == "Two-world audit: nothing was compared."
 
 
 @pytest.mark.parametrize(("given", "drawn"), [({}, (31, 13)), ({"nonmembers": 20}, (24, 20))])
-def test_the_split_keeps_enough_chunks_for_mirabel_even_without_one_member(given, drawn, tmp_path, monkeypatch):
+def test_the_split_leaves_enough_chunks_for_mirabel_after_removing_a_member(given, drawn, tmp_path, monkeypatch):
     """The two-world audit removes a member from the copy."""
     load = plugins.load
     monkeypatch.setattr(plugins, "load", lambda role, name: BagOfWords if name == "minilm" else load(role, name))
@@ -131,7 +131,7 @@ def test_the_split_keeps_enough_chunks_for_mirabel_even_without_one_member(given
     assert (len(split.members), len(split.nonmembers)) == drawn
 
 
-def test_if_a_defense_decided_nothing_the_verdict_is_inconclusive_and_the_reason_is_above_the_table(tmp_path):
+def test_a_defense_without_decisions_makes_the_campaign_inconclusive(tmp_path):
     why = describe_undecided([CrawlLimit(), Mirabel()], 22)
     assert why == "mirabel decided nothing: 22 chunks are indexed, it needs 30"
     assert not describe_undecided([Mirabel()], 30) and not describe_undecided([CrawlLimit()], 22)
@@ -141,10 +141,10 @@ def test_if_a_defense_decided_nothing_the_verdict_is_inconclusive_and_the_reason
     assert {check.status for check in checks} == {CheckStatus.INCONCLUSIVE}
     found = replace(campaign(), status=worst_status(c.status for c in checks), checks=tuple(checks))
     console = Console(width=200)
-    with console.capture() as held:
+    with console.capture() as captured:
         print_result(found, console)
-    assert held.get().startswith("INCONCLUSIVE")
-    assert held.get().index(why) < held.get().index("Membership inference: AUC")
+    assert captured.get().startswith("INCONCLUSIVE")
+    assert captured.get().index(why) < captured.get().index("Membership inference: AUC")
     assert f"<strong>{why}" in render_html(found)
     (tmp_path / "report.json").write_text(found.to_json(), "utf-8")
     assert why in (tmp_path / "report.json").read_text()
@@ -176,7 +176,7 @@ def test_command_line_options_override_keys_and_keep_the_options_of_an_attack():
         _override(settings, "", None, members=3)
 
 
-def test_a_file_without_questions_is_refused_and_not_replaced_by_synthetic_ones(tmp_path):
+def test_a_file_without_questions_is_an_error(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"other": 1}\n\n')
     with pytest.raises(ConfigError, match="has no questions"):
         questions_in(tmp_path / "log.jsonl")

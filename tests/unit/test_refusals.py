@@ -1,4 +1,4 @@
-"""Refusal detection: recall on replies that decline, false positives on answers that resemble them."""
+"""Refusal detection: recall on refusals, and false positives on answers that resemble them."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ class TestIsRefusal:
     def test_reported_speech_is_an_answer(self, reply):
         assert not is_refusal(reply)
 
-    def test_reads_the_beginning_only(self):
+    def test_only_the_beginning_is_examined(self):
         assert not is_refusal("The bridge is open. " * 200 + "I don't know.")
         assert is_refusal("I don't know. " + "The bridge is open. " * refusals.INSPECTED)
 
@@ -123,8 +123,8 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_time_is_linear(text, monkeypatch):
-    """Four times the text takes about four times the CPU time; a quadratic detector takes sixteen times."""
+def test_is_refusal_takes_linear_time(text, monkeypatch):
+    """For four times the text, a linear detector takes four times the CPU time, a quadratic one sixteen times."""
     monkeypatch.setattr(refusals, "INSPECTED", 10**9)
 
     def cost(length):
@@ -154,9 +154,9 @@ def figures(rows):
 
 
 class TestLabeledReplies:
-    """``benchmarks/refusals.py`` writes the figures with intervals."""
+    """``benchmarks/refusals.py`` prints the rates with intervals."""
 
-    def test_held_out_replies_are_500_half_of_them_answers(self):
+    def test_there_are_500_held_out_replies_and_half_of_them_are_answers(self):
         rows = replies("held_out_3")
         assert (len(rows), sum(row["refusal"] for row in rows)) == (500, 250)
         assert sorted({row["language"] for row in rows}) == LANGUAGES
@@ -168,7 +168,7 @@ class TestLabeledReplies:
         assert not used & set(held_out)
 
     def test_recall_and_precision_on_held_out_replies(self):
-        """The floors are the measured figures. The target is .98 and .99: both miss it."""
+        """The lower limits are the measured values. Both are below the targets .98 and .99."""
         recall, precision = figures(replies("held_out_3"))
         assert recall >= 0.952
         assert precision >= 0.983
@@ -190,7 +190,7 @@ class TestJudgeRefusal:
     @pytest.mark.parametrize(
         ("verdict", "expected"), [("Yes.", True), ("**No**", False), ("Hard to say", True), ("", True)]
     )
-    def test_the_model_decides_and_the_rules_are_the_fallback(self, verdict, expected):
+    def test_the_model_decides_with_the_rules_as_fallback(self, verdict, expected):
         judge = Judge(verdict)
         assert asyncio.run(judge_refusal(judge, "Who paid?", "I don't know.")) is expected
         assert "Who paid?" in judge.prompts[0].question and "I don't know." in judge.prompts[0].question
@@ -201,6 +201,6 @@ class TestJudgeRefusal:
         assert not judge.prompts
 
 
-def test_says_yes_by_the_first_yes_or_no():
+def test_says_yes_depends_on_the_first_yes_or_no():
     assert says_yes("Yes, it is. No doubt.")
     assert not says_yes("Yes or no? No.")

@@ -46,7 +46,7 @@ class TestFit:
         assert all(done <= total for _, done, total in calls)
 
     def test_reduces_the_strength_to_the_largest_affordable_one(self, tmp_path, documents, monkeypatch):
-        """A map that destroys retrieval at full strength."""
+        """The map destroys retrieval at full strength."""
         index, embedder = indexed(tmp_path, documents)
         wild = dict(drawn(documents, embedder).weights)
         wild["W2"] = 30 * wild["W2"] @ np.diag([1, 1, *[0] * 62]).astype(np.float32)  # on two directions
@@ -61,7 +61,7 @@ class TestFit:
         assert 0 < learnt.strength < 1
         assert (
             at_most[learnt.strength] <= 0.01 < at_most[learnt.strength + 1 / 64]
-        )  # the next larger strength is too much
+        )  # the next larger strength exceeds the limit
         recall = learnt.report["recall"]
         assert recall["before"]["all"] - 0.01 <= recall["after"]["all"]
         assert at_most[1.0] > 0.2
@@ -104,19 +104,19 @@ class TestFit:
         hits = [asyncio.run(guard.retrieve(Query(d.text)))[0].hits[0].document.id == d.id for d in documents[:40]]
         assert np.mean(hits) > 0.9
 
-    def test_too_few_chunks_are_refused(self, tmp_path):
+    def test_too_few_chunks_are_an_error(self, tmp_path):
         index, embedder = indexed(tmp_path, topical(99))
         with pytest.raises(DataError, match="99 chunks; re-indexing needs at least 100"):
             fit(index, embedder)
 
-    def test_embedder_without_fine_tuning_is_refused_before_the_index_is_read(self):
+    def test_embedder_without_fine_tuning_is_rejected_before_the_index_is_read(self):
         with pytest.raises(CapabilityError, match="set rag.embedder to sentence_transformers"):
             fit(None, BagOfWords(), ReindexSettings(mode="lora"))
 
     @pytest.mark.parametrize(
         "wrong", [{"recall_loss": 1}, {"recall_loss": 0}, {"questions": 3}, {"k": 0}, {"penalty": 0}]
     )
-    def test_invalid_settings_are_refused(self, wrong):
+    def test_invalid_settings_are_rejected(self, wrong):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             ReindexSettings(**wrong)
 

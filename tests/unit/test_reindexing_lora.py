@@ -54,7 +54,7 @@ def backend(folder):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A BERT with random weights whose vocabulary is that of the topics."""
+    """A BERT with random weights and the vocabulary of the topics."""
     bert = tiny_encoder.bert(tmp_path_factory.mktemp("bert"), [*tiny_encoder.SPECIAL, *np.ravel(VOCABULARY).tolist()])
     return tiny_encoder.sentence_model(bert, tmp_path_factory.mktemp("models") / "tiny", 32)
 
@@ -77,7 +77,7 @@ def trained(embedder, texts):
 
 @pytest.fixture(scope="module")
 def reindexing(embedder, tmp_path_factory):
-    """A re-indexing of the tiny collection with a high allowed loss."""
+    """A re-indexing of the tiny collection with a high allowed recall loss."""
     index, _ = indexed(tmp_path_factory.mktemp("index"), DOCUMENTS, embedder)
     found = fit(index, embedder, ReindexSettings(mode="lora", questions=60, training=SHORT, recall_loss=0.5))
     index.close()
@@ -98,7 +98,7 @@ class Setting:
         return asyncio.run(self.guard.retrieve(Query(text)))[0]
 
     def expected(self, text, documents=DOCUMENTS):
-        """Ids of the five best by definition."""
+        """Ids of the five nearest documents by definition."""
         encoder, t = self.embedder.with_adapter(self.reindexing.adapter), self.reindexing.strength
 
         def vectors(texts):
@@ -131,7 +131,7 @@ class TestFineTuning:
         np.testing.assert_allclose(embedder.with_adapter(start.adapter(weights)).embed(CHUNKS), texts.E, atol=1e-5)
 
     def test_loaded_adapter_equals_the_trained_one(self, embedder, texts):
-        """The vectors in training equal those of the adapter read from its files."""
+        """Oracle: the vectors during training equal those of the adapter loaded from its files."""
         encoder = lora._Encoder(embedder, texts, LoraSettings(rank=3, alpha=5), 7)
         rng = np.random.default_rng(0)
         weights = {n: rng.normal(0, 0.1, p.shape).astype(np.float32) for n, p in encoder.parameters.items()}
@@ -193,8 +193,8 @@ class TestFineTuning:
         library = sentence_transformers.SentenceTransformer(str(model), device="cpu", local_files_only=True)
         with lora._quiet():
             peft.PeftModel.from_pretrained(library[0].auto_model, str(tmp_path))
-        theirs = library.encode(CHUNKS[:9], normalize_embeddings=True, show_progress_bar=False)
-        np.testing.assert_allclose(theirs, backend(model).with_adapter(adapter).embed(CHUNKS[:9]), atol=1e-4)
+        library_vectors = library.encode(CHUNKS[:9], normalize_embeddings=True, show_progress_bar=False)
+        np.testing.assert_allclose(library_vectors, backend(model).with_adapter(adapter).embed(CHUNKS[:9]), atol=1e-4)
 
     def test_needs_no_network(self, embedder, texts, monkeypatch):
         def refuse(*_):
@@ -205,7 +205,7 @@ class TestFineTuning:
         adapter, _ = fine_tune(embedder, texts, replace(SHORT, steps=1))
         embedder.with_adapter(adapter).embed(["t1w1"])
 
-    def test_damaged_or_foreign_adapters_are_refused(self, embedder, trained, tmp_path):
+    def test_damaged_or_incompatible_adapters_are_rejected(self, embedder, trained, tmp_path):
         adapter, _ = trained
         other = tiny_encoder.bert(tmp_path, tiny_encoder.SPECIAL + ["a"], layers=1)
         for wrong in (
@@ -218,14 +218,14 @@ class TestFineTuning:
         with pytest.raises(DataError, match="damaged or belongs to another model"):
             backend(other).with_adapter(adapter)
 
-    def test_invalid_settings_are_refused(self, embedder, texts):
+    def test_invalid_settings_are_rejected(self, embedder, texts):
         for wrong in ({"rank": 0}, {"alpha": 0}):
             with pytest.raises(ConfigError, match="at least 1"):
                 LoraSettings(**wrong)
         with pytest.raises(ConfigError, match="device 'cuda:99' is not available; 'cpu' always is"):
             fine_tune(embedder, texts, SHORT, LoraSettings(device="cuda:99"))
 
-    def test_missing_peft_names_the_extra(self, embedder, texts, monkeypatch):
+    def test_missing_peft_raises_an_error_with_the_extra(self, embedder, texts, monkeypatch):
         monkeypatch.setitem(sys.modules, "peft", None)
         with pytest.raises(MissingExtra, match="pip install 'casemate\\[lora\\]'"):
             fine_tune(embedder, texts, SHORT)
@@ -247,7 +247,7 @@ class TestDefense:
             found = setting.found(text)
             assert ids(found) == setting.expected(text)
             own = embedder.embed([h.document.content for h in found.hits]) @ embedder.embed([text])[0]
-            np.testing.assert_allclose([h.score for h in found.hits], own, atol=1e-5)  # Mirabel relies on these
+            np.testing.assert_allclose([h.score for h in found.hits], own, atol=1e-5)  # Mirabel depends on these scores
             changed += ids(found) != ids(setting.index.search(embedder.embed([text])[0], 5))
         assert changed
 
@@ -264,7 +264,7 @@ class TestDefense:
         assert ids(setting.found(new[0].text)) == setting.expected(new[0].text, [*DOCUMENTS, *new])
         assert setting.found(new[0].text).hits[0].document.id == "d1002"
         again = Reindex("lora", tmp_path / "r", embedder=embedder, index=setting.index, candidates=200)
-        setting.guard = Guard(Rag(embedder, setting.index, Parrot()), [again])  # now part of the scan
+        setting.guard = Guard(Rag(embedder, setting.index, Parrot()), [again])  # now included in the scan
         assert setting.found(new[0].text).hits[0].document.id == "d1002"
 
     def test_cached_embedders_are_unwrapped(self, embedder):
@@ -290,11 +290,11 @@ class TestReindexRegistry:
         assert {stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()} == {0o600}
         size = sum(p.stat().st_size for p in folder.iterdir())
         assert written.megabytes["adapter"] == pytest.approx(size / 1e6)
-        held = ReindexRegistry(tmp_path, "default").current()
-        assert adapter_digest(held.adapter) == adapter_digest(reindexing.adapter)
-        assert np.array_equal(held.tuned, reindexing.tuned)
+        latest = ReindexRegistry(tmp_path, "default").current()
+        assert adapter_digest(latest.adapter) == adapter_digest(reindexing.adapter)
+        assert np.array_equal(latest.tuned, reindexing.tuned)
 
-    def test_changed_encoder_files_are_refused(self, tmp_path, reindexing):
+    def test_changed_encoder_files_are_rejected(self, tmp_path, reindexing):
         for name in ADAPTER_FILES:
             registry = ReindexRegistry(tmp_path / name, "default")
             registry.write(reindexing)
@@ -317,13 +317,13 @@ class TestReindexRegistry:
         setting.registry.rollback()
         assert ids(setting.found(QUESTION)) == first
 
-    def test_refused_versions_keep_their_report_only(self, tmp_path, reindexing):
+    def test_rejected_versions_keep_only_their_report(self, tmp_path, reindexing):
         registry = ReindexRegistry(tmp_path, "default")
         registry.write(replace(reindexing, accepted=False, why="too dear"))
         assert not (registry.folder / "001.lora").exists()
         assert registry.read(1).report["megabytes"]["adapter"] > 0
 
-    def test_leftovers_of_a_killed_process_are_replaced(self, tmp_path, reindexing):
+    def test_partial_files_of_a_killed_process_are_replaced(self, tmp_path, reindexing):
         registry = ReindexRegistry(tmp_path, "default")
         (registry.folder / "001.lora").mkdir(parents=True)
         (registry.folder / "001.lora" / "rest").write_bytes(b"x")
@@ -349,7 +349,7 @@ class TestFit:
         index.close()
 
     def test_vectors_follow_the_order_of_the_keys(self, tmp_path, embedder, reindexing):
-        """The order of the index does not matter; equal texts share a vector."""
+        """The result does not depend on the order of the index, and equal texts share a vector."""
         index, _ = indexed(tmp_path, [*reversed(DOCUMENTS), replace(DOCUMENTS[3], id="twin", source="twin")], embedder)
         assert reindex_due(reindexing, index) == ""
         found = fit(index, embedder, ReindexSettings(mode="lora", questions=60, training=replace(SHORT, steps=1)))

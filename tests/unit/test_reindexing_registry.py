@@ -28,13 +28,13 @@ class TestReindexRegistry:
         assert [registry.write(learnt).version for _ in range(3)] == [1, 2, 3]
         assert registry.versions() == [1, 2, 3]
         assert ReindexRegistry(tmp_path, "other").versions() == []
-        held = ReindexRegistry(tmp_path, "default").current()
-        assert (held.version, held.why, held.report) == (3, "because", {"recall": 0.5})
+        latest = ReindexRegistry(tmp_path, "default").current()
+        assert (latest.version, latest.why, latest.report) == (3, "because", {"recall": 0.5})
         for name in ("centroids", "floors", "keys", "labels"):
-            assert np.array_equal(getattr(held, name), getattr(learnt, name))
-        assert all(np.array_equal(held.weights[n], w) for n, w in learnt.weights.items())
+            assert np.array_equal(getattr(latest, name), getattr(learnt, name))
+        assert all(np.array_equal(latest.weights[n], w) for n, w in learnt.weights.items())
 
-    def test_refused_versions_are_stored_but_not_activated(self, tmp_path, documents):
+    def test_rejected_versions_are_stored_but_not_activated(self, tmp_path, documents):
         registry, learnt = ReindexRegistry(tmp_path, "default"), drawn(documents, BagOfWords(), mode="gate")
         registry.write(learnt)
         registry.write(replace(learnt, accepted=False, why="too dear"))
@@ -43,12 +43,12 @@ class TestReindexRegistry:
         with pytest.raises(DataError, match="version 2 was refused: too dear"):
             registry.rollback(2)
         assert registry.write(learnt).version == 3
-        assert registry.rollback().version == 1  # not to the refused one
+        assert registry.rollback().version == 1  # not to the rejected version
         with pytest.raises(DataError, match="tenant 'default' has no accepted version before 1"):
             registry.rollback()
         assert registry.rollback(3).version == registry.current().version == 3
 
-    def test_its_files_are_the_owners_and_hold_no_text(self, tmp_path, documents):
+    def test_files_are_private_to_the_owner_and_contain_no_text(self, tmp_path, documents):
         registry = ReindexRegistry(tmp_path, "default")
         registry.write(drawn(documents, BagOfWords()))
         for path in registry.folder.iterdir():
@@ -88,7 +88,7 @@ class TestReindexRegistry:
             lambda r: {"strength": 2.0},
         ],
     )
-    def test_inconsistent_files_are_refused(self, tmp_path, documents, wrong):
+    def test_inconsistent_files_are_rejected(self, tmp_path, documents, wrong):
         learnt = drawn(documents, BagOfWords())
         registry = ReindexRegistry(tmp_path, "default")
         registry.write(replace(learnt, **wrong(learnt)))
@@ -97,13 +97,15 @@ class TestReindexRegistry:
 
 
 class TestReindexing:
-    def test_topics_are_the_learned_ones_and_the_nearest_centroid_for_new_chunks(self, documents):
+    def test_new_chunks_get_the_topic_of_the_nearest_centroid(self, documents):
         embedder = BagOfWords()
         learnt = drawn(documents, embedder)
-        odd = replace(learnt, labels=(learnt.labels + 1) % TOPICS)  # contradicts the vectors
+        mislabeled = replace(learnt, labels=(learnt.labels + 1) % TOPICS)  # contradicts the vectors on purpose
         E = embedder.embed([d.content for d in documents])
         own = np.array([int(d.id[1:]) % TOPICS for d in documents])
-        assert np.array_equal(odd.topics(np.array([chunk_key(d) for d in documents], np.uint64), E), (own + 1) % TOPICS)
+        assert np.array_equal(
+            mislabeled.topics(np.array([chunk_key(d) for d in documents], np.uint64), E), (own + 1) % TOPICS
+        )
         new = [*topical(60, seed=4, first=1002), Document("x", "something else altogether")]
         F = embedder.embed([d.content for d in new])
         labels = learnt.topics(np.array([chunk_key(d) for d in new], np.uint64), F)

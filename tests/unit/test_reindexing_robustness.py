@@ -1,4 +1,4 @@
-"""Re-indexing under process kills, full disks, concurrent processes, and collections without topics."""
+"""Re-indexing with killed processes, full disks, concurrent processes, and collections without topics."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def fitted(folder, documents, settings=GATE):
 
 class TestCollections:
     @pytest.mark.parametrize("count", [0, 1, 5, 99])
-    def test_too_few_chunks_are_refused_with_the_minimum(self, tmp_path, count):
+    def test_too_few_chunks_are_an_error_with_the_minimum(self, tmp_path, count):
         with pytest.raises(DataError, match=f"has {count} chunks; re-indexing needs at least 100"):
             fitted(tmp_path, topical(count))
 
@@ -46,17 +46,17 @@ class TestCollections:
     @pytest.mark.parametrize(
         "text",
         [
-            lambda i: "t1w1 t1w2" if i % 2 else "t2w5 t2w8",  # two repeated texts
-            lambda i: f"t1w1 t1w2 t1w3 t1w4 t1w5 t2w{i % 14}",  # one huge cluster
+            lambda i: "t1w1 t1w2" if i % 2 else "t2w5 t2w8",  # two texts, each repeated
+            lambda i: f"t1w1 t1w2 t1w3 t1w4 t1w5 t2w{i % 14}",  # a single large cluster
         ],
     )
-    def test_negligible_effect_is_refused(self, tmp_path, text):
+    def test_negligible_effect_is_rejected(self, tmp_path, text):
         refused = fitted(tmp_path, [Document(f"d{i}", text(i)) for i in range(150)])
         assert not refused.accepted
         assert refused.why.startswith("negligible effect")
 
-    def test_in_one_large_source_the_very_chunk_is_relevant(self, tmp_path):
-        """A book in one file: some chunk is found under any ranking, so recall by source would measure nothing."""
+    def test_within_one_large_source_only_the_queried_chunk_is_relevant(self, tmp_path):
+        """In a single large source every ranking finds some chunk, so recall by source would be uninformative."""
         documents = [replace(d, source="book", text=d.text.partition(" ")[2]) for d in topical(150)]
         found = fitted(tmp_path, documents, replace(GATE, penalty=5.0))
         assert found.report["strengths"][0].loss > 0
@@ -67,7 +67,7 @@ class TestCollections:
 
 class TestDisk:
     def test_full_disk_is_reported_and_changes_nothing(self, tmp_path):
-        """A limit on the size of files, as ``ulimit -f`` sets it, in a process of its own."""
+        """A limit on the file size (``ulimit -f``), in a separate process."""
         registry = ReindexRegistry(tmp_path, "default")
         registry.write(drawn(topical(), BagOfWords()))
         before = {p.name: p.read_bytes() for p in registry.folder.iterdir()}
@@ -112,7 +112,7 @@ class TestProcesses:
             pass
         with ReindexRegistry(tmp_path, "default").training_lock() as checkpoint:
             checkpoint.write_bytes(b"x")
-        assert not checkpoint.exists()  # removed after success
+        assert not checkpoint.exists()  # deleted after success
 
     def test_interrupted_training_leaves_its_checkpoint(self, tmp_path):
         with pytest.raises(KeyboardInterrupt), ReindexRegistry(tmp_path, "default").training_lock() as checkpoint:

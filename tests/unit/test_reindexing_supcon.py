@@ -26,7 +26,7 @@ def topical(each=40, seed=0, dim=24):
 
 
 def naive_loss(z, labels, tau):
-    """Eq. 1 by loops, as a mean over the anchors with a partner."""
+    """Eq. 1 by loops, as a mean over the anchors that have a partner."""
     terms = []
     for i in range(len(z)):
         partners = [p for p in range(len(z)) if p != i and labels[p] == labels[i] != NOISE]
@@ -53,8 +53,8 @@ def test_anchors_without_a_partner_have_zero_loss_and_gradient():
     assert torch.equal(z.grad, torch.zeros(3, 3))
 
 
-def test_noise_is_a_negative_but_never_a_partner():
-    """Two chunks without a topic are no positive pair; one near a pair raises the pair's loss."""
+def test_chunks_without_a_topic_are_negatives_and_never_positives():
+    """Two chunks without a topic are not a positive pair; one of them near a pair increases the loss of the pair."""
     z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     alone = supcon_loss(z, torch.tensor([0, 0, NOISE, NOISE]), 0.1)
     near = supcon_loss(z[[0, 1, 0, 2]], torch.tensor([0, 0, NOISE, NOISE]), 0.1)
@@ -96,7 +96,7 @@ def test_training_separates_topics_on_held_out_chunks_too():
     (_, before), after = trained.separations[0], max(s for _, s in trained.separations)
     assert after > before + 0.1
     assert silhouette(apply_map(E, trained.weights), labels) > silhouette(E, labels) + 0.2
-    assert dict(trained.separations)[trained.step] == after  # the best step is kept, not the last
+    assert dict(trained.separations)[trained.step] == after  # the best step is kept, not the last one
 
 
 @pytest.mark.parametrize("mode", ["adapter", "compatible"])
@@ -135,7 +135,7 @@ def test_interrupted_training_resumes_exactly(tmp_path):
         train_map(E, labels, Q, settings, file, interrupt)
     again = []
     resumed = train_map(E, labels, Q, settings, file, again.append)
-    assert again[0] == 100  # first the steps of the checkpoint
+    assert again[0] == 100  # the checkpoint already has the first steps
     assert again[1:] == [1] * 100
     assert (resumed.losses, resumed.separations) == (whole.losses, whole.separations)
     for name, weight in whole.weights.items():
@@ -143,7 +143,7 @@ def test_interrupted_training_resumes_exactly(tmp_path):
 
 
 def test_checkpoint_of_another_training_is_ignored(tmp_path, caplog):
-    """The collection may have changed since the interruption; the operator need not delete a file."""
+    """The collection may have changed since the interruption. The operator need not delete a file."""
     E, labels = topical()
     file, settings = tmp_path / "checkpoint", TrainSettings(steps=50)
     train_map(E, labels, NONE, settings, file)
@@ -155,7 +155,7 @@ def test_checkpoint_of_another_training_is_ignored(tmp_path, caplog):
     assert train_map(E, labels, NONE, settings, file).losses == train_map(E, labels, NONE, settings).losses
     assert "damaged" in caplog.records[-1].message
     assert train_map(E, labels, NONE, settings, file).steps == 50
-    assert len(caplog.records) == 3  # the last run resumes its own checkpoint
+    assert len(caplog.records) == 3  # the last run resumes from its own checkpoint
 
 
 def test_training_is_deterministic_for_a_seed():
@@ -174,7 +174,7 @@ def test_training_restores_torch_threads_and_random_state(monkeypatch):
     assert torch.equal(torch.random.get_rng_state(), drawn)
 
 
-def test_one_topic_is_refused():
+def test_one_topic_is_an_error():
     E, labels = topical()
     with pytest.raises(DataError, match="training needs at least two topics"):
         train_map(E, np.where(labels == 0, 0, NOISE), NONE)
@@ -197,12 +197,12 @@ def test_small_topics_are_used_for_training_and_evaluation():
         {"steps": 0},
     ],
 )
-def test_invalid_settings_are_refused(wrong):
+def test_invalid_settings_are_rejected(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         TrainSettings(**wrong)
 
 
-def test_missing_torch_names_the_extra(monkeypatch):
+def test_missing_torch_raises_an_error_with_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     E, labels = topical()
     with pytest.raises(MissingExtra, match="pip install 'casemate\\[torch\\]'"):

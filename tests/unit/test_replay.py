@@ -19,7 +19,7 @@ from casemate.types import Document, Probe, Reply
 
 
 def trials(count: int = 24, **more: Any) -> list[dict[str, Any]]:
-    """Direct questions: members get yes with the guard off; with the guard on, every second member."""
+    """Direct questions. With the guard off, members get yes; with the guard on, only every second member."""
     rows = []
     for i in range(count):
         member = i % 2 == 0
@@ -38,7 +38,7 @@ def write(path: Path, rows: list[Any], compressed: bool = True) -> Path:
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_scores_are_those_of_the_attack(compressed: bool, tmp_path: Path) -> None:
+def test_replay_computes_scores_with_the_attack(compressed: bool, tmp_path: Path) -> None:
     file = write(tmp_path / "set", [{"model": "m", "seed": 7}, *trials()], compressed)
     recorded = read_recorded(file)
     assert recorded.about == {"model": "m", "seed": 7}
@@ -51,7 +51,7 @@ def test_scores_are_those_of_the_attack(compressed: bool, tmp_path: Path) -> Non
     assert on.recall_query is not None and on.recall_query.value == 0.5
 
 
-def test_features_stand_in_for_missing_texts(tmp_path: Path) -> None:
+def test_recorded_features_replace_missing_texts(tmp_path: Path) -> None:
     rows = []
     for row in trials():
         candidate = Document(row["candidate"], row["text"])
@@ -67,7 +67,7 @@ def test_features_stand_in_for_missing_texts(tmp_path: Path) -> None:
     assert shown.targets == whole.targets and shown.rescored == 0
 
 
-def test_single_questions_are_open_ones_as_recorded(tmp_path: Path) -> None:
+def test_rows_with_one_question_are_open_questions(tmp_path: Path) -> None:
     text = "The north bridge was closed in May for repairs of its eastern pillar."
     rows = [
         {"candidate": f"d{i}", "member": i % 2 == 0, "text": f"{text} Note {i}.", "question": "What happened?"}
@@ -80,13 +80,13 @@ def test_single_questions_are_open_ones_as_recorded(tmp_path: Path) -> None:
     assert result.targets["recorded"] is not None and result.targets["recorded"].auc.value > 0.9
 
 
-def test_too_few_trials(tmp_path: Path) -> None:
+def test_too_few_trials_give_no_metrics_and_a_reason(tmp_path: Path) -> None:
     (result,) = replay(read_recorded(write(tmp_path / "set", trials(2))))
     assert result.targets == {"off": None, "on": None}
     assert "half A has 1 members and 1 non-members" in result.missing["off"]
 
 
-def test_only_members_or_one_candidate_are_too_few_and_the_reason_is_said(tmp_path: Path) -> None:
+def test_trials_of_members_only_or_of_one_candidate_are_inconclusive(tmp_path: Path) -> None:
     members = [row | {"member": True} for row in trials()]
     one = [row | {"candidate": "d", "member": True, "questions": [f"Is it {i}?"]} for i, row in enumerate(trials())]
     for rows, reason in ((members, "12 members and 0 non-members"), (one, "24 trials of 1 candidates")):
@@ -169,13 +169,13 @@ def test_only_members_or_one_candidate_are_too_few_and_the_reason_is_said(tmp_pa
         ),
     ],
 )
-def test_a_damaged_line_is_named(line: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_line_is_an_error_with_its_number(line: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "set").write_text(json.dumps({"model": "m"}) + "\n" + line + "\n")
     with pytest.raises(DataError, match=message):
         read_recorded(tmp_path / "set")
 
 
-def test_the_line_is_counted_with_empty_ones(tmp_path: Path) -> None:
+def test_line_numbers_include_empty_lines(tmp_path: Path) -> None:
     (tmp_path / "set").write_text("{}\n\n \n{\n")
     with pytest.raises(DataError, match="line 4: no recorded trial"):
         read_recorded(tmp_path / "set")
@@ -194,13 +194,13 @@ def test_features_of_different_lengths_are_an_error(tmp_path: Path) -> None:
         read_recorded(write(tmp_path / "set", rows))
 
 
-def test_a_candidate_has_one_membership(tmp_path: Path) -> None:
+def test_contradictory_membership_of_a_candidate_is_an_error(tmp_path: Path) -> None:
     rows = [*trials(4), trials(1, member=False, questions=["Another?"])[0]]
     with pytest.raises(DataError, match="line 5.*'d0' has another 'member' in line 1"):
         read_recorded(write(tmp_path / "set", rows))
 
 
-def test_the_same_questions_count_once_for_each_target(tmp_path: Path) -> None:
+def test_repeated_questions_count_once_per_target(tmp_path: Path) -> None:
     split = [row | {"answers": {side: row["answers"][side]}} for row in trials() for side in ("off", "on")]
     (whole,), (parts,) = (replay(read_recorded(write(tmp_path / "set", rows))) for rows in (trials(), split))
     assert {t: m and m.auc for t, m in parts.targets.items()} == {t: m and m.auc for t, m in whole.targets.items()}
@@ -208,7 +208,7 @@ def test_the_same_questions_count_once_for_each_target(tmp_path: Path) -> None:
         read_recorded(write(tmp_path / "set", [*split[:4], split[1]]))
 
 
-def test_the_largest_features_are_judged(tmp_path: Path) -> None:
+def test_the_largest_allowed_features_are_scored(tmp_path: Path) -> None:
     values = [[1e100, -1e100, float(i)] for i in range(24)]
     rows = [
         {"candidate": f"d{i}", "member": i % 2 == 0, "features": {"off": [v * (-1) ** i for v in values[i]]}}
@@ -218,32 +218,32 @@ def test_the_largest_features_are_judged(tmp_path: Path) -> None:
     assert result.targets["off"] is not None and result.targets["off"].auc.value == 1.0
 
 
-def test_features_of_another_length_than_scored_answers_are_an_error(tmp_path: Path) -> None:
+def test_features_and_scored_answers_must_have_equal_lengths(tmp_path: Path) -> None:
     rows = trials()
     rows[0] = {"attack": "direct", "author": "script", "candidate": "d0", "member": True, "features": {"off": [1, 2]}}
     with pytest.raises(DataError, match="another number of values"):
         replay(read_recorded(write(tmp_path / "set", rows)))
 
 
-def test_a_file_that_expands_too_much_is_not_read_whole(tmp_path: Path) -> None:
+def test_reading_a_decompression_bomb_stops_early(tmp_path: Path) -> None:
     (tmp_path / "set").write_bytes(gzip.compress(b"\n" * 2_000_000, mtime=0))
     with pytest.raises(DataError, match="cannot be read .more than 100,000 blank lines"):
         read_recorded(tmp_path / "set")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", gzip.compress(b"{}\n" * 99, mtime=0)[:20], b"\xff\xfe"])
-def test_a_file_without_trials(content: bytes, tmp_path: Path) -> None:
+def test_a_file_without_trials_is_an_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "set").write_bytes(content)
     with pytest.raises(DataError, match=str(tmp_path / "set")):
         read_recorded(tmp_path / "set")
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         read_recorded(tmp_path / "absent")
 
 
-def test_answers_without_text_or_features(tmp_path: Path) -> None:
+def test_answers_without_text_or_features_are_an_error(tmp_path: Path) -> None:
     recorded = read_recorded(write(tmp_path / "set", trials(text="")))
     with pytest.raises(DataError, match="'d0' has answers, but neither the candidate's 'text' nor 'features'"):
         replay(recorded)
@@ -258,18 +258,18 @@ def test_answers_without_text_or_features(tmp_path: Path) -> None:
         ("mba", {"masks": "heron"}, "KeyError"),
     ],
 )
-def test_a_missing_key(attack: str, key: dict[str, Any], error: str, tmp_path: Path) -> None:
+def test_a_missing_key_is_an_error(attack: str, key: dict[str, Any], error: str, tmp_path: Path) -> None:
     recorded = read_recorded(write(tmp_path / "set", [{}, *trials(attack=attack, key=key)]))
     with pytest.raises(DataError, match=f"line 2: the trial of 'd0' cannot be scored .{error}.; record the attack's"):
         replay(recorded)
 
 
-def test_an_unknown_attack(tmp_path: Path) -> None:
+def test_an_unknown_attack_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nonesuch"):
         replay(read_recorded(write(tmp_path / "set", trials(attack="nonesuch"))))
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command_prints_metrics_per_attack(tmp_path: Path) -> None:
     file = write(tmp_path / "set.jsonl.gz", [{"model": "[b]m"}, *trials()])
     found = CliRunner().invoke(cli, ["redteam", "replay", str(file)])
     assert found.exit_code == 0, found.output
@@ -281,7 +281,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert data["about"] == {"model": "[b]m"} and data["attacks"][0]["withheld"] == 0.5
 
 
-def test_the_table_breaks_no_name_on_eighty_columns(tmp_path: Path) -> None:
+def test_the_table_wraps_no_name_at_80_columns(tmp_path: Path) -> None:
     rows = trials(attack="interrogation", author="model:natural_title", key={"truth": ["yes"]})
     found = CliRunner().invoke(cli, ["redteam", "replay", str(write(tmp_path / "set", rows))], env={"COLUMNS": "80"})
     assert found.exit_code == 0, found.output

@@ -46,7 +46,7 @@ CHANCE = Estimate(0.51, 0.48, 0.54)
 
 
 def hostile(value):
-    """Returns the same records with every text replaced by markup and control characters."""
+    """Returns the same records with each text replaced by markup and control characters."""
     if isinstance(value, StrEnum):
         return value
     if isinstance(value, str):
@@ -92,12 +92,12 @@ def banner(page):
     ]
 
 
-def flat(auc, **changes):
+def plain_text(auc, **changes):
     made = MembershipMetrics(100, 100, auc, Estimate(0.1, 0.05, 0.15), None, None, 0.2, None, None, None)
     return replace(made, **changes)
 
 
-# sentences
+# sentences about results
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_an_auc_is_described_in_words(auc, said):
 
 
 def test_an_attack_is_described_in_one_sentence():
-    result = AttackResult("mba", "", "deterministic", flat(SURE), flat(CHANCE), Estimate(0.47, 0.43, 0.51))
+    result = AttackResult("mba", "", "deterministic", plain_text(SURE), plain_text(CHANCE), Estimate(0.47, 0.43, 0.51))
     assert describe_attack(result) == (
         "mba: AUC .98 [.97, .99] with the guard off (near-perfect), .51 [.48, .54] with the guard on (no better than "
         "chance)."
@@ -127,34 +127,34 @@ def test_an_attack_is_described_in_one_sentence():
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        (AttackResult("a", "", "", flat(CHANCE), flat(CHANCE)), "fails even with the guard off"),
+        (AttackResult("a", "", "", plain_text(CHANCE), plain_text(CHANCE)), "fails even with the guard off"),
         (
-            AttackResult("a", "", "", flat(SURE), flat(SURE), Estimate(0.0, -0.1, 0.1)),
+            AttackResult("a", "", "", plain_text(SURE), plain_text(SURE), Estimate(0.0, -0.1, 0.1)),
             "no measurable effect",
         ),
         (
-            AttackResult("a", "", "", flat(SURE), flat(SURE), Estimate(-0.2, -0.3, -0.1)),
+            AttackResult("a", "", "", plain_text(SURE), plain_text(SURE), Estimate(-0.2, -0.3, -0.1)),
             "The attack is stronger with the guard",
         ),
-        (AttackResult("a", "", "", None, flat(CHANCE)), "the guard's effect is unknown"),
-        (AttackResult("a", "", "", flat(SURE), None), "Not run with the guard on"),
+        (AttackResult("a", "", "", None, plain_text(CHANCE)), "the guard's effect is unknown"),
+        (AttackResult("a", "", "", plain_text(SURE), None), "Not run with the guard on"),
         (AttackResult("a", "", "", None, None, error="no model"), "no metrics (no model); its result is unknown"),
     ],
 )
-def test_a_description_does_not_credit_the_guard_with_what_is_not_its_effect(result, said):
+def test_a_description_attributes_to_the_guard_only_its_own_effect(result, said):
     assert said in describe_attack(result)
 
 
-def test_the_strongest_attack_is_the_farthest_from_chance_even_below_it():
+def test_the_strongest_attack_has_the_auc_farthest_from_one_half():
     attacks = (
-        AttackResult("weak", "", "", flat(SURE), flat(Estimate(0.6, 0.55, 0.65))),
-        AttackResult("turned", "", "", flat(SURE), flat(Estimate(0.3, 0.25, 0.35))),
+        AttackResult("weak", "", "", plain_text(SURE), plain_text(Estimate(0.6, 0.55, 0.65))),
+        AttackResult("turned", "", "", plain_text(SURE), plain_text(Estimate(0.3, 0.25, 0.35))),
     )
     assert "turned, AUC .30" in strongest_attack(campaign(attacks=attacks))
     assert strongest_attack(campaign(attacks=())) == "No attack has metrics."
 
 
-# the status is never better than the checks
+# the status is never better than the worst check
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_the_strongest_attack_is_the_farthest_from_chance_even_below_it():
         },
     ],
 )
-def test_no_format_passes_with_an_undecided_check(changes):
+def test_no_format_passes_with_an_inconclusive_check(changes):
     made = campaign(status=CheckStatus.PASS, **changes)
     assert overall_status(made) is CheckStatus.INCONCLUSIVE
     assert "not a pass" in headline(made)
@@ -179,7 +179,7 @@ def test_no_format_passes_with_an_undecided_check(changes):
 
 
 @pytest.mark.parametrize("status", CheckStatus)
-def test_the_worst_status_counts_wherever_it_is_recorded(status):
+def test_the_status_is_the_worst_of_all_recorded_ones(status):
     checks = tuple(Check(s, s, None, None, "") for s in CheckStatus)
     assert overall_status(campaign(status=status, checks=checks)) is CheckStatus.ERROR
     assert overall_status(campaign(status=status, checks=checks[:1], attacks=())) is status
@@ -212,22 +212,22 @@ def test_a_passing_campaign_passes_in_every_format():
     assert json.loads(to_sarif(made))["runs"][0]["results"] == []
 
 
-# the page
+# HTML page
 
 
 def test_the_banner_contains_verdict_untested_and_simulated_parts():
     made = campaign()
     frame = Page(banner(render_html(made)) + "</section>")
     text = " ".join(frame.text)
-    for said in ("fail", headline(made), "Not tested", *made.not_tested, "Simulated", *made.simulated):
-        assert said in text
+    for sentence in ("fail", headline(made), "Not tested", *made.not_tested, "Simulated", *made.simulated):
+        assert sentence in text
 
 
-def test_an_empty_list_of_untested_parts_is_reported_as_a_gap():
+def test_an_empty_list_of_untested_parts_is_reported_as_missing():
     assert "a gap in the record" in banner(render_html(campaign(not_tested=())))
 
 
-def test_the_extraction_of_a_system_asked_as_its_users_see_it_names_no_guard():
+def test_an_extraction_report_on_an_external_target_names_no_guard():
     made = crawl_campaign()
     (crawl,) = made.crawls
     one = replace(crawl, by_target={"on": crawl.by_target["on"]})
@@ -259,19 +259,19 @@ def test_every_element_is_closed_and_every_id_is_unique_and_referenced():
     assert set(page.values("aria-labelledby") + page.values("aria-describedby")) == set(ids)
 
 
-def test_the_report_shows_every_figure_with_its_interval_or_says_that_there_is_none():
+def test_the_report_shows_every_rate_with_its_interval_or_its_absence():
     text = re.sub(r"\s+", " ", " ".join(Page(render_html(campaign())).text))
     for figures in (a for r in campaign().attacks for a in (r.off, r.on) if a):
         assert f"{figures.auc.value:.2f}".lstrip("0") in text
         assert f"{figures.ks:.2f}".lstrip("0") in text
-    assert "too few to say" in text  # TPR at .1 % with 500 candidates
+    assert "too few to say" in text  # there is no TPR at .1 % with 500 candidates
     assert "No figures: fewer than 5 members" in text
     assert "323 test questions of NFCorpus, asked by people" in text
     assert "0 of 400" in text
     assert "OWASP LLM02:2025 · OWASP LLM08:2025 · MITRE ATLAS AML.T0024.000" in text
 
 
-def test_the_report_lists_failed_before_undecided_before_passed_checks():
+def test_the_report_lists_failed_then_inconclusive_then_passed_checks():
     listed = render_html(campaign()).split('<ul class="checks">')[1].split("</section>")[0]
     severity = {"error": 0, "fail": 1, "inconclusive": 2, "pass": 3}
     requirements = listed.split("<li><div>")[1:]
@@ -289,8 +289,8 @@ def test_the_report_lists_failed_before_undecided_before_passed_checks():
 
 def test_no_sentence_of_a_check_or_attack_is_repeated():
     text = Page(render_html(campaign())).text
-    said = [t.strip() for t in text if len(t.split()) > 6 and t.strip().endswith(".")]
-    assert len(said) > 20 and len(said) == len(set(said))
+    sentences = [t.strip() for t in text if len(t.split()) > 6 and t.strip().endswith(".")]
+    assert len(sentences) > 20 and len(sentences) == len(set(sentences))
 
 
 def explorer(**changes):
@@ -313,7 +313,7 @@ def test_questions_and_answers_are_embedded_worst_first():
     assert f"Questions are included for {sum(bool(s.exchanges) for s in made.sessions)} sessions" in page
 
 
-def test_document_names_are_written_beside_the_report_and_never_in_it(tmp_path):
+def test_document_names_are_in_a_separate_file_and_not_in_the_report(tmp_path):
     made = campaign(sessions=sessions(), document_names={"document 1": "notes/HV-2030.md"})
     paths = write_report(made, tmp_path)
     names = tmp_path / NAMES
@@ -325,7 +325,7 @@ def test_document_names_are_written_beside_the_report_and_never_in_it(tmp_path):
     assert "HV-2030" not in json.dumps(made.summary())
 
 
-def test_hostile_sessions_are_data_and_never_markup():
+def test_markup_in_sessions_is_escaped():
     page = render_html(hostile(campaign(sessions=sessions())))
     found = Page(page)
     assert "img" not in found.tags and not any(name.startswith("on") for name, _ in found.attributes)
@@ -335,7 +335,7 @@ def test_hostile_sessions_are_data_and_never_markup():
     assert SEEN in data["sessions"][0]["exchanges"][0]["off"]["reply"]
 
 
-def test_sessions_left_out_are_counted():
+def test_omitted_sessions_are_counted():
     _, page = explorer(sessions_total=9000)
     assert f"Only the {len(sessions())} worst of 9,000 sessions are listed." in page
 
@@ -346,7 +346,7 @@ def test_without_its_script_the_page_shows_the_worst_sessions():
     assert "notes/000.md" in first and "Member identified" in first
 
 
-def test_the_page_may_run_only_the_script_of_the_package():
+def test_the_content_security_policy_allows_only_the_script_of_the_package():
     _, page = explorer()
     scripts = re.findall(r"<script([^>]*)>(.*?)</script>", page, re.DOTALL)
     assert [bool(attributes) for attributes, _ in scripts] == [True, False]
@@ -359,10 +359,10 @@ def test_the_page_may_run_only_the_script_of_the_package():
     assert "script-src" not in render_html(campaign())
 
 
-def test_missing_measurements_are_named():
+def test_missing_measurements_are_listed():
     text = " ".join(Page(render_html(campaign(utility=None, audit=None, evidence={}, cost={}, attacks=()))).text)
-    for said in ("the cost of the guard is unknown", "Not run", "cannot be repeated", "No attack was run"):
-        assert said in text
+    for sentence in ("the cost of the guard is unknown", "Not run", "cannot be repeated", "No attack was run"):
+        assert sentence in text
 
 
 def test_redacted_words_are_shown_as_blocks():
@@ -371,7 +371,7 @@ def test_redacted_words_are_shown_as_blocks():
     assert "Sandel" not in page and "carvedilol" not in page
 
 
-def test_a_comparison_starts_with_what_makes_it_invalid():
+def test_a_comparison_lists_first_the_differences_that_invalidate_it():
     before = campaign(evidence=campaign().evidence | {"seed": 8}, utility=None)
     text = " ".join(Page(render_html(campaign(), before)).text)
     assert text.index("Not comparable") < text.index("seed: 8 -> 7") < text.index("Appeared")
@@ -408,19 +408,21 @@ def path(svg, kind):
     return [tuple(map(float, pair)) for pair in re.findall(r"([\d.]+),([\d.]+)", found[1])]
 
 
-def test_a_roc_curve_is_drawn_where_its_points_are():
-    result = AttackResult("a", "", "", flat(SURE, roc=((0.0, 0.5), (0.5, 1.0))), flat(CHANCE, roc=((0.5, 0.5),)))
+def test_a_roc_curve_has_the_coordinates_of_its_points():
+    result = AttackResult(
+        "a", "", "", plain_text(SURE, roc=((0.0, 0.5), (0.5, 1.0))), plain_text(CHANCE, roc=((0.5, 0.5),))
+    )
     svg = str(roc(result, "k"))
     (x0, y0), half, top, (x1, y1) = path(svg, "curve off")
-    assert x0 < x1 and y0 > y1  # from the lower left to the upper right
+    assert x0 < x1 and y0 > y1  # from the lower left to the upper right corner
     assert half == pytest.approx((x0, (y0 + y1) / 2), abs=0.1)
     assert top == pytest.approx(((x0 + x1) / 2, y1), abs=0.1)
     assert path(svg, "curve on")[1] == pytest.approx(((x0 + x1) / 2, (y0 + y1) / 2), abs=0.1)
 
 
-def test_a_histogram_shows_shares_of_each_group_on_the_same_scale_off_and_on():
-    off = flat(SURE, histogram={"edges": [0.0, 1.0, 2.0], "members": [0.0, 10.0], "nonmembers": [30.0, 10.0]})
-    on = flat(CHANCE, histogram={"edges": [0.0, 1.0, 2.0], "members": [5.0, 5.0], "nonmembers": [20.0, 20.0]})
+def test_histograms_share_a_scale_with_the_guard_off_and_on():
+    off = plain_text(SURE, histogram={"edges": [0.0, 1.0, 2.0], "members": [0.0, 10.0], "nonmembers": [30.0, 10.0]})
+    on = plain_text(CHANCE, histogram={"edges": [0.0, 1.0, 2.0], "members": [5.0, 5.0], "nonmembers": [20.0, 20.0]})
     result = AttackResult("a", "", "", off, on)
     (_, base), _, _, (_, left), _, *_ = (members := path(str(histogram(result, "off", "k")), "bar off"))
     heights = [base - members[2 * i + 1][1] for i in range(2)]
@@ -443,7 +445,7 @@ def test_a_histogram_shows_shares_of_each_group_on_the_same_scale_off_and_on():
     ],
 )
 def test_a_missing_histogram_is_reported(shape):
-    result = AttackResult("a", "", "", None, flat(SURE, histogram=shape))
+    result = AttackResult("a", "", "", None, plain_text(SURE, histogram=shape))
     assert histogram(result, "on", "k") is None
     assert "No scores with the guard on" in render_html(campaign(attacks=(result,)))
 
@@ -451,21 +453,21 @@ def test_a_missing_histogram_is_reported(shape):
 def test_empty_groups_and_invalid_figures_are_rendered():
     nothing = Estimate(math.nan, math.nan, math.nan)
     empty = {"edges": [0.0, 1.0], "members": [0.0], "nonmembers": [0.0]}
-    broken = flat(nothing, ks=math.nan, histogram=empty, roc=((math.nan, math.nan),))
+    broken = plain_text(nothing, ks=math.nan, histogram=empty, roc=((math.nan, math.nan),))
     result = AttackResult("a", "", "", broken, broken, nothing)
     page = render_html(campaign(attacks=(result,)))
     assert not re.search(r"\bnan\b", page, re.IGNORECASE)
 
 
-def test_auc_tracks_share_an_axis_that_contains_every_interval():
-    low = AttackResult("a", "", "", flat(Estimate(0.25, 0.21, 0.3)), flat(SURE))
+def test_auc_plots_share_an_axis_that_contains_every_interval():
+    low = AttackResult("a", "", "", plain_text(Estimate(0.25, 0.21, 0.3)), plain_text(SURE))
     assert lowest_auc([low]) == 0.2
     assert lowest_auc([]) == 0.4
     xs = [float(x) for x in re.findall(r'x[12]?="([\d.]+)"', str(track(low, 0.2, "k")))]
     assert 0 <= min(xs) and max(xs) <= 300
 
 
-def test_off_and_on_differ_in_more_than_color():
+def test_guard_off_and_on_differ_not_only_in_color():
     svg = str(track(attack("mba", 0), 0.4, "k"))
     assert svg.count("<circle") == 1 and svg.count("<rect") == 1
     assert not re.search(r"#[0-9a-f]{3}|rgb", svg)
@@ -545,7 +547,7 @@ def test_a_finding_keeps_its_fingerprint_when_its_figures_change():
     assert len(set(fingerprints(made))) == len(fingerprints(made))
 
 
-def test_rules_whose_names_differ_only_in_symbols_are_distinct():
+def test_sarif_rules_that_differ_only_in_symbols_have_distinct_ids():
     checks = tuple(Check(name, CheckStatus.FAIL, 1.0, 0.5, "") for name in ("TPR at 1 %", "TPR at .1 %", "αβ"))
     assert len({r["ruleId"] for r in json.loads(to_sarif(campaign(checks=checks)))["runs"][0]["results"]}) == 3
 
@@ -560,10 +562,10 @@ def test_sarif_is_strict_json_and_reports_a_failed_run():
     assert "the target is down" in run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"]
 
 
-# files
+# output files
 
 
-def test_a_report_is_four_files_and_its_json_is_the_campaign(tmp_path):
+def test_a_report_has_four_files_and_its_json_restores_the_campaign(tmp_path):
     paths = write_report(campaign(), tmp_path / "new" / "folder")
     assert {kind: path.name for kind, path in paths.items()} == {
         "html": "report.html",
@@ -590,12 +592,12 @@ def test_hostile_texts_are_escaped_in_every_format(tmp_path):
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ufffe\uffff]", path.read_text(encoding="utf-8"))
 
 
-def test_the_same_campaign_gives_the_same_files(tmp_path):
+def test_equal_campaigns_have_identical_files(tmp_path):
     one, two = (write_report(campaign(), tmp_path / name) for name in "ab")
     assert all(one[kind].read_bytes() == two[kind].read_bytes() for kind in one)
 
 
-def test_a_failed_rendering_leaves_the_last_report_unchanged(tmp_path, monkeypatch):
+def test_a_failed_rendering_keeps_the_previous_report(tmp_path, monkeypatch):
     before = {path: path.read_bytes() for path in write_report(campaign(), tmp_path).values()}
     monkeypatch.setattr("casemate.redteam.reporting.files.to_sarif", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -603,7 +605,7 @@ def test_a_failed_rendering_leaves_the_last_report_unchanged(tmp_path, monkeypat
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_failed_disk_leaves_complete_files_and_no_temporary_ones(tmp_path, monkeypatch):
+def test_a_write_error_leaves_complete_files_and_no_temporary_files(tmp_path, monkeypatch):
     write_report(campaign(), tmp_path)
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(BackendError, match="No space left"):
@@ -623,7 +625,7 @@ def test_an_empty_campaign_is_written_and_does_not_pass(tmp_path):
     assert "No check was made" in paths["html"].read_text(encoding="utf-8")
 
 
-def test_lines_of_a_terminal_state_once_what_the_checks_of_several_attacks_share():
+def test_terminal_output_states_the_common_reason_of_several_checks_once():
     def check(attack, why):
         return Check("Not inferred", CheckStatus.FAIL, 0.3, 0.1, why, attack)
 
@@ -640,7 +642,7 @@ def test_lines_of_a_terminal_state_once_what_the_checks_of_several_attacks_share
     assert describe_checks([check("", "It failed")]) == ["Not inferred: It failed"]
 
 
-def test_the_reading_guide_explains_the_figures_of_its_report_only():
+def test_the_reading_guide_explains_only_the_metrics_of_its_report():
     membership, crawl = render_html(campaign()), render_html(crawl_campaign())
     assert "<dt>AUC</dt>" in membership and "<dt>Efficiency</dt>" not in membership
     assert "<dt>AUC</dt>" not in crawl and "<dt>Efficiency</dt>" in crawl

@@ -29,107 +29,113 @@ TOUCHING = Estimate(0.2, 0.15, 0.25)
 
 
 def attack(off=None, **figures):
-    calm = MembershipMetrics(100, 100, Estimate(0.5, 0.45, 0.55), LOW, LOW, LOW, 0.1, LOW, LOW, LOW)
-    return AttackResult("mba", "", "deterministic", off or calm, replace(calm, **figures), None)
+    baseline = MembershipMetrics(100, 100, Estimate(0.5, 0.45, 0.55), LOW, LOW, LOW, 0.1, LOW, LOW, LOW)
+    return AttackResult("mba", "", "deterministic", off or baseline, replace(baseline, **figures), None)
 
 
-def made(**changes):
+def campaign_with(**changes):
     return replace(campaign(attacks=(attack(),), checks=(), utility=None, audit=None), **changes)
 
 
-def with_figures(**figures):
-    return made(attacks=(attack(**figures),))
+def campaign_with_metrics(**figures):
+    return campaign_with(attacks=(attack(**figures),))
 
 
-# what is worse
+# direction of changes
 
 
 @pytest.mark.parametrize("name", ["adjusted_accuracy", "tpr_at_1", "tpr_at_01"])
-def test_more_of_what_an_attack_wins_is_worse(name):
-    change = compare_results(with_figures(**{name: HIGH}), with_figures(**{name: LOW}))
+def test_a_higher_attack_metric_is_worse(name):
+    change = compare_results(campaign_with_metrics(**{name: HIGH}), campaign_with_metrics(**{name: LOW}))
     assert len(change.worse) == 1 and change.better == () and change.exit_code == 1
-    back = compare_results(with_figures(**{name: LOW}), with_figures(**{name: HIGH}))
+    back = compare_results(campaign_with_metrics(**{name: LOW}), campaign_with_metrics(**{name: HIGH}))
     assert len(back.better) == 1 and back.worse == () and back.exit_code == 0
 
 
 @pytest.mark.parametrize("name", ["recall_query", "recall_document"])
-def test_less_of_what_the_guard_withholds_is_worse(name):
-    assert len(compare_results(with_figures(**{name: LOW}), with_figures(**{name: HIGH})).worse) == 1
-    assert len(compare_results(with_figures(**{name: HIGH}), with_figures(**{name: LOW})).better) == 1
+def test_a_lower_recall_of_the_guard_is_worse(name):
+    assert len(compare_results(campaign_with_metrics(**{name: LOW}), campaign_with_metrics(**{name: HIGH})).worse) == 1
+    assert len(compare_results(campaign_with_metrics(**{name: HIGH}), campaign_with_metrics(**{name: LOW})).better) == 1
 
 
 @pytest.mark.parametrize(
     ("before", "after", "worse", "better"),
     [
         (Estimate(0.5, 0.45, 0.55), Estimate(0.8, 0.75, 0.85), 1, 0),
-        (Estimate(0.5, 0.45, 0.55), Estimate(0.2, 0.15, 0.25), 1, 0),  # below chance leaks as much as above
+        (Estimate(0.5, 0.45, 0.55), Estimate(0.2, 0.15, 0.25), 1, 0),  # below one half leaks as much as above
         (Estimate(0.8, 0.75, 0.85), Estimate(0.2, 0.15, 0.25), 0, 0),
         (Estimate(0.2, 0.15, 0.25), Estimate(0.5, 0.45, 0.55), 0, 1),
         (Estimate(0.52, 0.5, 0.54), Estimate(0.55, 0.53, 0.57), 0, 0),
         (Estimate(0.52, 0.51, 0.53), Estimate(0.5, 0.4, 0.6), 0, 0),  # a wide interval around one half is no leak
     ],
 )
-def test_an_auc_is_worse_the_farther_it_is_from_one_half(before, after, worse, better):
-    change = compare_results(with_figures(auc=after), with_figures(auc=before))
+def test_an_auc_farther_from_one_half_is_worse(before, after, worse, better):
+    change = compare_results(campaign_with_metrics(auc=after), campaign_with_metrics(auc=before))
     assert (len(change.worse), len(change.better)) == (worse, better)
 
 
-def test_intervals_that_touch_are_no_change():
-    change = compare_results(with_figures(tpr_at_1=TOUCHING), with_figures(tpr_at_1=LOW))
+def test_touching_intervals_are_no_change():
+    change = compare_results(campaign_with_metrics(tpr_at_1=TOUCHING), campaign_with_metrics(tpr_at_1=LOW))
     assert change.worse == () and change.exit_code == 0 and change.compared == 6
 
 
-def test_benign_questions_and_audit_leaks_count():
-    calm, bad = campaign().utility, replace(campaign().utility, flagged=HIGH)
+def test_benign_cost_and_audit_leaks_are_compared():
+    baseline, bad = campaign().utility, replace(campaign().utility, flagged=HIGH)
     assert (
-        compare_results(made(utility=bad), made(utility=calm)).worse[0].what == "benign questions: documents withheld"
+        compare_results(campaign_with(utility=bad), campaign_with(utility=baseline)).worse[0].what
+        == "benign questions: documents withheld"
     )
-    kept, lost = replace(calm, unentitled_lost=LOW), replace(calm, unentitled_lost=HIGH)
-    worse = compare_results(made(utility=lost), made(utility=kept)).worse
+    kept, lost = replace(baseline, unentitled_lost=LOW), replace(baseline, unentitled_lost=HIGH)
+    worse = compare_results(campaign_with(utility=lost), campaign_with(utility=kept)).worse
     assert [change.what for change in worse] == ["benign questions: answers lost without entitlement"]
     leak = TwoWorldAudit(100, 30, HIGH)
-    assert compare_results(made(audit=leak), made(audit=TwoWorldAudit(100, 0, Estimate(0, 0, 0.03)))).exit_code == 1
+    assert (
+        compare_results(
+            campaign_with(audit=leak), campaign_with(audit=TwoWorldAudit(100, 0, Estimate(0, 0, 0.03)))
+        ).exit_code
+        == 1
+    )
 
 
 @given(st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=2, max_size=2))
-def test_what_is_worse_forwards_is_better_backwards(values):
-    a, b = (with_figures(auc=Estimate(sorted(v)[1], min(v), max(v))) for v in values)
+def test_swapping_the_reports_turns_worse_into_better(values):
+    a, b = (campaign_with_metrics(auc=Estimate(sorted(v)[1], min(v), max(v))) for v in values)
     forwards, backwards = compare_results(a, b), compare_results(b, a)
     assert [c.what for c in forwards.worse] == [c.what for c in backwards.better]
     assert not (forwards.worse and forwards.better)
 
 
-# comparability
+# comparability of campaigns
 
 
 @pytest.mark.parametrize("key", ["seed", "corpus_hash", "split", "k"])
 def test_a_changed_seed_split_or_corpus_is_listed_first_and_is_not_comparable(key):
-    change = compare_results(made(evidence={key: 1}), made(evidence={key: 2}))
+    change = compare_results(campaign_with(evidence={key: 1}), campaign_with(evidence={key: 2}))
     assert change.settings == (ReportChange(key, "2", "1"),) and change.exit_code == 3
     assert render_diff_text(change).startswith("Not comparable")
 
 
 def test_evidence_that_depends_on_the_guard_is_a_note():
     evidence = [{"members_in_context_despite_guard": n, "questions_about_members": n} for n in (5, 94)]
-    change = compare_results(*(made(evidence=one) for one in evidence))
+    change = compare_results(*(campaign_with(evidence=one) for one in evidence))
     assert change.settings == () and len(change.notes) == 2 and change.exit_code == 0
 
 
-def scored(scores, split="a", cut=0):
-    """A campaign with a score of each of 40 candidates with the guard on; the first half are members."""
+def campaign_with_scores(scores, split="a", cut=0):
+    """A campaign of 40 candidates with a score each, guard on. The first half are members."""
     sides = [{"off": SessionSide(True, 1, 0, 0, 1.0), "on": SessionSide(True, 1, 0, 0, score)} for score in scores]
     found = tuple(AttackSession("mba", f"document {i}", i < 20, side) for i, side in enumerate(sides))
-    return made(evidence={"split": split}, sessions=found[cut:], sessions_total=len(found))
+    return campaign_with(evidence={"split": split}, sessions=found[cut:], sessions_total=len(found))
 
 
-def test_campaigns_with_one_split_are_compared_in_pairs():
+def test_campaigns_with_the_same_split_have_a_paired_comparison():
     rng = np.random.default_rng(0)
     scores = np.where(np.arange(40) < 20, 0.5, 0.0) + rng.standard_normal(40)
-    better, before = scored(scores + np.where(np.arange(40) < 20, 0.5, 0.0)), scored(scores)
+    better, before = campaign_with_scores(scores + np.where(np.arange(40) < 20, 0.5, 0.0)), campaign_with_scores(scores)
     (change,) = compare_results(better, before).paired
     was, now = (auc(x[:20], x[20:]) for x in (scores, [s.sides["on"].score for s in better.sessions]))
     assert (change.what, change.before) == ("mba, guard on: AUC", number(was))
-    assert change.after.startswith(f"{number(now)}, difference {number(now - was)} [.")  # above zero
+    assert change.after.startswith(f"{number(now)}, difference {number(now - was)} [.")  # the interval is above zero
     assert compare_results(better, before).exit_code == 0
     assert "Paired, over the same candidates:\n  mba, guard on" in render_diff_text(compare_results(better, before))
     shuffled = replace(before, sessions=before.sessions[::-1])
@@ -137,66 +143,66 @@ def test_campaigns_with_one_split_are_compared_in_pairs():
 
 
 @pytest.mark.parametrize("few", [slice(19, 40), slice(0, 21)])
-def test_one_candidate_of_a_kind_has_no_paired_interval(few):
+def test_a_single_member_or_non_member_gives_no_paired_comparison(few):
     scores = np.arange(40.0)
-    reports = (scored(scores), scored(-scores))
+    reports = (campaign_with_scores(scores), campaign_with_scores(-scores))
     two = slice(few.start - (few.start == 19), few.stop + (few.stop == 21))
     cut = [[replace(r, sessions=r.sessions[s], sessions_total=len(r.sessions[s])) for r in reports] for s in (few, two)]
     assert [len(compare_results(*pair).paired) for pair in cut] == [0, 1]
 
 
 @pytest.mark.parametrize("missing", [None, math.nan])
-def test_reports_without_the_scores_of_all_candidates_are_not_compared_in_pairs(missing):
+def test_reports_with_missing_scores_have_no_paired_comparison(missing):
     scores = np.arange(40.0)
-    report = scored([missing, *scores[1:]])
-    assert not compare_results(report, scored(-scores)).paired
-    assert not compare_results(scored(-scores), report).paired
+    report = campaign_with_scores([missing, *scores[1:]])
+    assert not compare_results(report, campaign_with_scores(-scores)).paired
+    assert not compare_results(campaign_with_scores(-scores), report).paired
 
 
 @pytest.mark.parametrize("other", [{"split": "b"}, {"split": None}, {"cut": 1}])
-def test_other_campaigns_are_not_compared_in_pairs(other):
+def test_campaigns_with_other_splits_or_sessions_have_no_paired_comparison(other):
     scores = np.arange(40.0)
-    assert compare_results(scored(-scores), scored(scores)).paired
-    assert not compare_results(scored(-scores, **other), scored(scores)).paired
-    assert not compare_results(scored(scores), scored(scores)).paired
+    assert compare_results(campaign_with_scores(-scores), campaign_with_scores(scores)).paired
+    assert not compare_results(campaign_with_scores(-scores, **other), campaign_with_scores(scores)).paired
+    assert not compare_results(campaign_with_scores(scores), campaign_with_scores(scores)).paired
 
 
-def test_versions_and_configurations_are_notes():
+def test_changed_versions_and_configurations_are_notes():
     new, old = ({"configuration_hash": v, "versions": {"casemate": v, "model": v}} for v in "ab")
-    change = compare_results(made(evidence=new), made(evidence=old))
+    change = compare_results(campaign_with(evidence=new), campaign_with(evidence=old))
     assert change.settings == () and len(change.notes) == 3 and change.exit_code == 0
 
 
 def test_a_changed_backend_or_number_of_candidates_is_a_setting():
     other = attack(members=50)
-    change = compare_results(made(attacks=(replace(other, backend="qwen"),)), made())
+    change = compare_results(campaign_with(attacks=(replace(other, backend="qwen"),)), campaign_with())
     assert [c.what for c in change.settings] == ["mba: backend", "mba: candidates"]
 
 
-def test_an_attack_that_became_weaker_does_not_make_the_guard_better():
+def test_a_weaker_attack_makes_the_reports_not_comparable():
     strong = attack(replace(attack().off, auc=Estimate(0.98, 0.96, 0.99)), auc=Estimate(0.8, 0.75, 0.85))
-    change = compare_results(made(attacks=(attack(),)), made(attacks=(strong,)))
+    change = compare_results(campaign_with(attacks=(attack(),)), campaign_with(attacks=(strong,)))
     assert "strength" in change.settings[0].what and change.exit_code == 3
 
 
-# results that appear and disappear
+# appeared and disappeared results
 
 
-def test_an_attack_without_metrics_has_disappeared():
-    silent = AttackResult("mba", "", "deterministic", None, None, error="down")
-    change = compare_results(made(attacks=(silent,)), made())
+def test_an_attack_without_metrics_is_listed_as_disappeared():
+    failed_attack = AttackResult("mba", "", "deterministic", None, None, error="down")
+    change = compare_results(campaign_with(attacks=(failed_attack,)), campaign_with())
     assert change.disappeared == ("mba, guard on",) and change.exit_code == 3
-    assert compare_results(made(), made(attacks=(silent,))).appeared == ("mba, guard on",)
+    assert compare_results(campaign_with(), campaign_with(attacks=(failed_attack,))).appeared == ("mba, guard on",)
 
 
-def test_a_single_missing_metric_is_listed():
-    change = compare_results(with_figures(tpr_at_01=None), made())
+def test_a_single_missing_metric_is_listed_as_disappeared():
+    change = compare_results(campaign_with_metrics(tpr_at_01=None), campaign_with())
     assert change.disappeared == ("mba, guard on: TPR at 0.1 % FPR",)
 
 
-def test_a_run_without_a_guard_is_compared_by_its_bare_metrics():
+def test_campaigns_without_a_guard_are_compared_with_the_guard_off():
     bare = replace(attack(replace(attack().off, adjusted_accuracy=HIGH)), on=None)
-    change = compare_results(made(attacks=(bare,)), made(attacks=(replace(attack(), on=None),)))
+    change = compare_results(campaign_with(attacks=(bare,)), campaign_with(attacks=(replace(attack(), on=None),)))
     assert [c.what for c in change.worse] == ["mba, guard off: adjusted accuracy"]
 
 
@@ -215,34 +221,36 @@ def test_a_run_without_a_guard_is_compared_by_its_bare_metrics():
         (CheckStatus.FAIL, CheckStatus.FAIL, None, 0),
     ],
 )
-def test_a_check_whose_status_changes(before, after, field, code):
-    old, new = (made(checks=(Check("holds", s, 0.1, 0.1, ""),) if s else ()) for s in (before, after))
+def test_a_changed_check_status_is_classified(before, after, field, code):
+    old, new = (campaign_with(checks=(Check("holds", s, 0.1, 0.1, ""),) if s else ()) for s in (before, after))
     change = compare_results(new, old)
     changed = {name for name in ("worse", "better", "appeared", "disappeared") if getattr(change, name)}
     assert changed == ({field} if field else set())
     assert change.exit_code == code
 
 
-def test_campaigns_with_nothing_in_common_are_not_comparable():
-    assert compare_results(made(attacks=()), made(attacks=())).exit_code == 3
+def test_campaigns_without_common_results_are_not_comparable():
+    assert compare_results(campaign_with(attacks=()), campaign_with(attacks=())).exit_code == 3
     assert ReportDiff(compared=1).exit_code == 0
 
 
 def test_the_text_lists_all_changes_and_ends_with_the_exit_code():
     text = render_diff_text(
-        compare_results(with_figures(tpr_at_1=HIGH, recall_query=HIGH, tpr_at_01=None), made(evidence={"seed": 1}))
+        compare_results(
+            campaign_with_metrics(tpr_at_1=HIGH, recall_query=HIGH, tpr_at_01=None), campaign_with(evidence={"seed": 1})
+        )
     )
     order = ["Not comparable", "seed: 1 -> 7", "Worse", "TPR at 1 % FPR: 10 % [5.0, 15] -> 30 % [25, 35]", "Better"]
     order += ["Disappeared", "exit code 1"]
-    places = [text.index(said) for said in order]
-    assert places == sorted(places)
-    assert "->" not in render_diff_text(compare_results(made(), made())) and "exit code 0" in render_diff_text(
-        compare_results(made(), made())
-    )
+    positions = [text.index(part) for part in order]
+    assert positions == sorted(positions)
+    assert "->" not in render_diff_text(
+        compare_results(campaign_with(), campaign_with())
+    ) and "exit code 0" in render_diff_text(compare_results(campaign_with(), campaign_with()))
 
 
 def test_the_text_contains_no_terminal_control_characters():
-    change = compare_results(made(evidence={"seed": "\x1b[2J"}), made(evidence={"seed": "\x9b\r8"}))
+    change = compare_results(campaign_with(evidence={"seed": "\x1b[2J"}), campaign_with(evidence={"seed": "\x9b\r8"}))
     assert not set(render_diff_text(change)) & set("\x1b\x9b\r")
 
 
@@ -256,9 +264,9 @@ OWN = ["Does the passage mention", "yes", "no", "I don't know", "to", "12 weeks"
     [
         ("Does the passage mention Ada Byron?", "Does the passage mention ▇×2?"),
         ("Yes, Ada took 20 mg.\nNo: I don’t know", "Yes, ▇×4.\nNo: I don’t know"),
-        ("Ada went to the ward", "▇×5"),  # function words between two blocks
+        ("Ada went to the ward", "▇×5"),  # a function word between two redacted names is redacted too
         ("1: yes 2: no", "▇×1: yes ▇×1: no"),
-        ("12 weeks", "▇×1 weeks"),  # no number, whoever says it
+        ("12 weeks", "▇×1 weeks"),  # numbers are redacted
         ("", ""),
         ("ada@example.org, #7", "▇×3"),
         ("Ⅷ €٣ 患者 yes", "▇×3 yes"),
@@ -266,16 +274,16 @@ OWN = ["Does the passage mention", "yes", "no", "I don't know", "to", "12 weeks"
         ("\x1b[31myes", "[▇×1"),
     ],
 )
-def test_redaction_keeps_the_attacks_own_words_only(text, shown):
+def test_redaction_keeps_only_the_words_of_the_attack(text, shown):
     assert redact(text, OWN) == shown
 
 
-def test_a_phrase_given_as_one_text_is_not_taken_for_letters():
+def test_a_single_phrase_is_not_treated_as_letters():
     assert redact("a yes b", "yes") == "▇×1 yes ▇×1"
 
 
 @given(st.text(max_size=300))
-def test_without_own_words_no_letter_and_no_digit_is_left(text):
+def test_redaction_without_attack_words_leaves_no_letter_or_digit(text):
     left = redact(text, [])
     assert not any(c.isalnum() for c in left.replace("▇", "").translate(str.maketrans("", "", "0123456789")))
     assert sum(int(n) for n in re.findall(r"▇×(\d+)", left)) >= bool(words(text))
@@ -284,10 +292,10 @@ def test_without_own_words_no_letter_and_no_digit_is_left(text):
 @given(
     st.lists(st.sampled_from([*"alpha beta gamma delta yes no the to 7 mention".split(), "\n", "$", "x1"]), max_size=30)
 )
-def test_only_own_words_without_digits_survive(parts):
+def test_redaction_keeps_only_attack_words_without_digits(parts):
     left = redact(" ".join(parts), OWN)
     own = {w for phrase in OWN for w in words(phrase)} - {"12"}
     shown = re.sub(r"▇×\d+", " ", left)
     assert set(words(shown)) <= own
-    for word in ("yes", "no", "mention"):  # and none of them is lost
+    for word in ("yes", "no", "mention"):  # and keeps all of them
         assert words(shown).count(word) == parts.count(word)

@@ -20,7 +20,7 @@ TEXT = "Patient {}, allergy to penicillin, seen by the clinic."
 
 
 def experiment(questions=1, targets=("off", "on"), identified=()):
-    """One attack that is right about everything with the guard off, and about some members with the guard on."""
+    """One attack that identifies every candidate with the guard off, and some members with the guard on."""
     members = tuple(Document(f"in-{i:02}", TEXT.format(f"ada{i}"), source=f"in-{i:02}") for i in range(N))
     others = tuple(Document(f"out-{i:02}", TEXT.format(f"eve{i}"), source=f"out-{i:02}") for i in range(N))
 
@@ -62,7 +62,7 @@ def test_the_worst_sessions_come_first():
     assert ranks == sorted(ranks)
 
 
-def test_exchanges_are_redacted_and_name_withheld_documents_and_reasons():
+def test_exchanges_are_redacted_and_have_withheld_documents_and_reasons():
     found, _, names = attack_sessions(experiment(identified=["in-00"]))
     assert set(names.values()) == {f"{kind}-{i:02}" for kind in ("in", "out") for i in range(N)} | {"elsewhere"}
     session = next(s for s in found if names[s.candidate] == "in-05")
@@ -96,7 +96,7 @@ def test_sessions_and_exchanges_are_limited(monkeypatch):
     assert [bool(s.exchanges) for s in found] == [True] * 3 + [False] * 17
 
 
-def test_a_target_that_was_not_attacked_is_left_out():
+def test_a_target_without_attacks_is_omitted():
     found, *_ = attack_sessions(experiment(targets=("on",)))
     assert all(set(s.sides) == {"on"} and set(s.exchanges[0]) == {"on"} for s in found)
 
@@ -113,7 +113,7 @@ def test_a_target_that_was_not_attacked_is_left_out():
         (True, True, None, "undecided"),
     ],
 )
-def test_outcomes(member, off, on, expected):
+def test_the_outcome_of_a_session_depends_on_both_sides(member, off, on, expected):
     sides = {side: SessionSide(guess, 1, 0, 0) for side, guess in (("off", off), ("on", on))}
     assert outcome(AttackSession("direct", "a", member, sides)) == expected
 
@@ -135,7 +135,7 @@ def test_exchanges_of_earlier_versions_have_no_reasons():
 
 @pytest.fixture
 def crawled(tmp_path):
-    """A crawl of a target that quotes its context, and of one that declines after two questions."""
+    """A crawl of two targets: one quotes its context, the other declines after two questions."""
     targets = {"off": OverlapTarget(), "on": OverlapTarget(declined=tuple(range(3, 9)))}
     with CampaignStore(tmp_path / "campaigns.db") as store:
         crawler, traces = crawl(store, RandomWords(), targets, questions=8)
@@ -161,7 +161,7 @@ def test_a_crawl_is_reported_question_by_question(crawled):
     assert set(outcomes[2:]) <= {"bare", "nothing"} and "bare" in outcomes
 
 
-def test_texts_and_names_of_the_collection_are_not_in_the_report_of_a_crawl(crawled, tmp_path):
+def test_a_crawl_report_contains_no_text_or_name_of_the_collection(crawled, tmp_path):
     traces, measured = crawled
     reported = crawl_sessions({"words": traces}, {"words": measured}, COLLECTION)
     made = CampaignResult(
@@ -179,14 +179,14 @@ def test_texts_and_names_of_the_collection_are_not_in_the_report_of_a_crawl(craw
     assert "by question" in page and 'name="kind"' not in page
 
 
-def test_a_crawl_of_an_unknown_collection_is_not_judged(crawled):
+def test_sessions_of_an_unknown_collection_are_undecided(crawled):
     traces, _ = crawled
     found, _, _ = crawl_sessions({"words": traces}, {}, ())
     assert [outcome(s) for s in found] == ["undecided"] * 8
     assert not any(e.recovered for s in found for e in s.exchanges[0].values())
 
 
-def test_words_of_a_command_are_shown_and_those_of_replies_are_not(crawled):
+def test_template_words_of_a_crawl_exclude_words_of_the_collection(crawled):
     traces, _ = crawled
     asked = [e._replace(question=f"Repeat everything about {e.reply.split()[0]}") for e in traces["off"].exchanges]
     own = module.crawl_template_words([SimpleNamespace(exchanges=asked)], COLLECTION)

@@ -1,4 +1,4 @@
-"""Reports name the standards that their completed checks give evidence about."""
+"""Reports list the standards for which their completed checks are evidence."""
 
 from dataclasses import replace
 
@@ -19,20 +19,20 @@ def check(technique, status=CheckStatus.PASS):
     return Check("a requirement", status, 0.5, 0.6, "why", "an attack", atlas=(technique,))
 
 
-def test_every_document_is_covered_and_each_item_occurs_once():
+def test_every_standard_is_covered_and_each_item_occurs_once():
     assert {r.standard.name for r in REQUIREMENTS} == NAMES
     assert len({(r.standard.name, r.item) for r in REQUIREMENTS}) == len(REQUIREMENTS)
     assert all(r.standard.url.startswith("https://") for r in REQUIREMENTS)
 
 
-def test_only_items_of_the_tested_technique_are_related():
+def test_only_items_about_the_tested_technique_are_listed():
     inference, leakage = (related_requirements([check(name)]) for name in (INFERENCE, LEAKAGE))
     assert {r.standard.name for r in inference} == {r.standard.name for r in leakage} == NAMES
     assert LEAKAGE not in {r.item for r in inference}
     assert INFERENCE not in {r.item for r in leakage}
 
 
-def test_a_failed_check_is_evidence_and_one_without_result_is_not():
+def test_a_failed_check_is_evidence_and_a_check_without_result_is_not():
     assert related_requirements([check(INFERENCE, CheckStatus.FAIL)])
     assert not related_requirements([check(INFERENCE, s) for s in (CheckStatus.ERROR, CheckStatus.INCONCLUSIVE)])
 

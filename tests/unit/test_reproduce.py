@@ -50,7 +50,7 @@ def quietly(title, total):
     yield lambda count: None
 
 
-def test_one_experiment_runs_in_a_folder_at_a_time(tmp_path):
+def test_a_locked_folder_rejects_a_second_experiment(tmp_path):
     with (
         exclusive_lock(tmp_path / papers.LOCK, "an experiment", ""),
         pytest.raises(LockHeld, match="runs an experiment"),
@@ -62,7 +62,7 @@ def values(numbers, columns=FOUR):
     return [numbers[column].value for column in columns]
 
 
-# The paper's numbers.
+# Published numbers
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def values(numbers, columns=FOUR):
         (TABLE_12["perplexity"], "Mirabel", 0.050),
     ],
 )
-def test_the_papers_numbers(numbers, column, value):
+def test_printed_values_equal_the_paper(numbers, column, value):
     assert numbers[column].value == value
 
 
@@ -89,23 +89,23 @@ def test_the_papers_numbers(numbers, column, value):
 @pytest.mark.parametrize("attack", TABLE_8)
 def test_table_8_is_consistent_and_implies_the_false_alarms(attack, table):
     printed = table[attack]
-    made = balanced(printed["recall"].value, printed["harmless flagged"].value)
-    rounding = 0.003 if printed is TABLE_8_AGENT["IA"] else 0.0015  # of its recall, .006, one digit is known
-    assert made == pytest.approx(values(printed), abs=rounding)
+    recomputed = balanced(printed["recall"].value, printed["harmless flagged"].value)
+    rounding = 0.003 if printed is TABLE_8_AGENT["IA"] else 0.0015  # recall .006 is printed with one significant digit
+    assert recomputed == pytest.approx(values(printed), abs=rounding)
 
 
-def test_table_2_is_consistent_but_for_ia_whose_columns_are_rotated():
+def test_table_2_is_consistent_except_for_the_rotated_columns_of_ia():
     for printed in (*TABLE_2.values(), *TABLE_2_AGENT.values()):
         accuracy, precision, recall, f1 = values(printed)
         odd = printed is TABLE_2["IA"]
         assert {bool(printed[c].odd) for c in ("precision", "recall", "F1")} == {odd}
         if odd:
-            precision, recall, f1 = f1, precision, recall  # printed F1, precision and recall are these
+            precision, recall, f1 = f1, precision, recall  # the paper prints F1, precision and recall in this order
         assert f1 == pytest.approx(2 * precision * recall / (precision + recall), abs=0.001)
         assert accuracy == pytest.approx(balanced(recall, recall * (1 / precision - 1)).accuracy, abs=0.002)
 
 
-def test_table_9_is_consistent_but_for_ia_of_whom_58_percent_were_members():
+def test_table_9_is_consistent_except_for_ia_which_implies_58_percent_members():
     shares = []
     for (attack, _), printed in TABLE_9.items():
         accuracy, precision, recall, f1 = values(printed)
@@ -120,7 +120,7 @@ def test_table_9_is_consistent_but_for_ia_of_whom_58_percent_were_members():
     assert shares == pytest.approx([0.579, 0.579], abs=0.003)
 
 
-def test_table_4_is_the_accuracy_of_tables_9_and_10():
+def test_table_4_equals_the_adjusted_accuracy_of_tables_9_and_10():
     for attack, printed in TABLE_4.items():
         for system, cell in printed.items():
             dp = (attack, system) in PRINTED_10
@@ -128,28 +128,28 @@ def test_table_4_is_the_accuracy_of_tables_9_and_10():
             assert cell.value == pytest.approx(metrics.adjusted_accuracy(accuracy), abs=1e-9)
 
 
-def test_tables_4_and_5_have_the_figures_of_dp_rag_that_table_11_has():
+def test_tables_4_and_5_equal_table_11_for_dp_rag():
     for (attack, system), printed in PRINTED_11.items():
         if system in TABLE_4[attack]:
             assert [TABLE_4[attack][system].value, TABLE_5[attack][system].value] == [n.value for n in printed.values()]
 
 
-def test_table_5_is_the_mean_of_table_12():
+def test_s2mia_in_table_5_is_the_mean_of_table_12():
     for system in ("no guard", "Mirabel"):
         both = [TABLE_12[score][system].value for score in ("similarity", "perplexity")]
         assert TABLE_5["S2MIA"][system].value == pytest.approx(np.mean(both), abs=0.0005)
 
 
-def test_table_3_says_where_more_is_answered_than_found():
+def test_table_3_marks_exact_match_above_recall_as_inconsistent():
     for printed in TABLE_3.values():
         for k in (5, 20, 100):
             assert bool(printed[f"EM@{k}"].odd) == (printed[f"EM@{k}"].value > printed[f"R@{k}"].value)
 
 
-# Figures and their intervals.
+# Rates and their intervals
 
 
-def test_balanced_is_detection_over_as_many_of_each():
+def test_balanced_equals_scikit_learn_on_balanced_classes():
     for tp, fp in ((3, 1), (0, 4), (8, 0), (0, 0), (8, 8)):
         flagged = [1] * tp + [0] * (8 - tp) + [1] * fp + [0] * (8 - fp)
         want = precision_recall_fscore_support([1] * 8 + [0] * 8, flagged, average="binary", zero_division=0)
@@ -158,7 +158,7 @@ def test_balanced_is_detection_over_as_many_of_each():
 
 @pytest.mark.parametrize(
     ("recall", "fpr", "printed"),
-    [  # Mirabel, Table 8: recall, implied false positive rate, and the printed metrics
+    [  # Mirabel, Table 8: recall, implied false positive rate, printed metrics
         (1.000, 0.247, (0.876, 0.802, 1.000, 0.890)),
         (0.895, 0.248, (0.824, 0.783, 0.895, 0.835)),
         (0.992, 0.262, (0.865, 0.791, 0.992, 0.880)),
@@ -166,24 +166,24 @@ def test_balanced_is_detection_over_as_many_of_each():
         (0.000, 0.000, (0.500, 0.000, 0.000, 0.000)),
     ],
 )
-def test_balanced_follows_the_paper_conventions(recall, fpr, printed):
+def test_balanced_reproduces_the_printed_metrics_of_table_8(recall, fpr, printed):
     assert balanced(recall, fpr) == pytest.approx(printed, abs=1.5e-3)
 
 
-def test_told_weighs_kinds_of_negatives_the_same():
+def test_balanced_cells_weight_kinds_of_negatives_equally():
     found = balanced_cells([True] * 9 + [False], [True] * 2 + [False] * 2, [False] * 100)
     recall, alarms = 0.9, 0.25
     assert [found[c].value for c in FOUR] == pytest.approx(list(balanced(recall, alarms)))
     assert all(rate.low <= rate.value <= rate.high for rate in found.values())
 
 
-def test_told_knows_no_certainty():
+def test_intervals_of_perfect_detection_have_positive_width():
     found = balanced_cells([True] * 50, [False] * 50)
     assert {c: found[c].value for c in FOUR} == dict.fromkeys(FOUR, 1.0)
     assert all(0.9 < rate.low < 1 and rate.high == 1 for rate in found.values())
 
 
-def test_intervals_of_told_hold_the_truth_mostly():
+def test_intervals_of_balanced_cells_cover_the_true_value():
     rng, truth, inside = np.random.default_rng(5), balanced(0.8, 0.3), np.zeros(4)
     for _ in range(60):
         found = balanced_cells(rng.random(80) < 0.8, rng.random(80) < 0.3)
@@ -191,7 +191,7 @@ def test_intervals_of_told_hold_the_truth_mostly():
     assert inside.min() >= 52
 
 
-def test_distance_is_the_ks_distance_with_an_interval_that_holds_the_truth():
+def test_distance_is_the_ks_statistic_with_a_covering_interval():
     rng, inside = np.random.default_rng(6), 0
     for shift in (0.0, 1.0):
         truth = 0.0 if not shift else 0.3829  # 2 Phi(1/2) - 1
@@ -203,26 +203,26 @@ def test_distance_is_the_ks_distance_with_an_interval_that_holds_the_truth():
     assert inside >= 18
 
 
-def test_distance_knows_no_certainty():
+def test_intervals_of_extreme_distances_have_positive_width():
     same, apart = distance(np.zeros(50), np.zeros(50)), distance(np.ones(50), np.zeros(50))
     assert (same.value, same.low, apart.value, apart.high) == (0, 0, 1, 1)
     assert same.high == pytest.approx(clopper_pearson(0, 50)[1])
     assert apart.low == pytest.approx(1 - clopper_pearson(0, 50)[1])
 
 
-def test_distance_follows_from_ranks_alone():
+def test_distance_depends_on_ranks_only():
     a, b = np.array([0.0, 1.0, 1.0, 5.0]), np.array([0.0, 0.0, 1.0, 2.0])
     assert distance(a, b) == distance(np.exp(a), np.exp(b))
 
 
-def test_mean_has_the_interval_of_a_mean():
+def test_mean_has_a_normal_95_percent_interval():
     x = np.random.default_rng(7).normal(3, 2, 400)
     found = mean(x)
     assert found.value == pytest.approx(x.mean())
     assert found.high - found.low == pytest.approx(2 * 1.96 * x.std() / 20, rel=0.1)
 
 
-# What is shown.
+# Output
 
 
 RESULT = Result(
@@ -238,12 +238,12 @@ RESULT = Result(
 )
 
 
-def test_odd_numbers_are_named_once_with_their_places():
+def test_inconsistent_numbers_are_listed_once_with_their_cells():
     assert RESULT.odd == ("mba (Mirabel, printed; accuracy, recall): too round",)
     assert [row.printed for row in RESULT.rows] == [True, False]
 
 
-def test_json_has_everything():
+def test_json_contains_rows_inconsistencies_deviations_and_settings():
     found = json.loads(json.dumps(RESULT.as_json()))
     assert found["rows"][1] == {
         "of": "mba",
@@ -255,21 +255,21 @@ def test_json_has_everything():
     assert (found["odd"], found["differs"], found["setting"]) == (list(RESULT.odd), ["Everything."], {"k": 3})
 
 
-def test_the_table_shows_both_numbers_and_what_differs(capsys):
+def test_the_table_shows_printed_and_measured_values_and_deviations(capsys):
     show(RESULT)
-    said = " ".join(capsys.readouterr().out.split())
+    shown_text = " ".join(capsys.readouterr().out.split())
     for part in ("[bold]", ".750 *", ".500 [.40, .60]", "* mba (Mirabel, printed; ", "differs: Everything.", "k 3"):
-        assert part in said
+        assert part in shown_text
 
 
-def test_the_command_hands_its_options_on_and_prints_one_object(tmp_path, monkeypatch):
+def test_the_command_passes_its_options_and_prints_one_json_object(tmp_path, monkeypatch):
     asked = []
 
-    async def made(name, setting, steps):
+    async def recomputed(name, setting, steps):
         asked.append((name, setting))
         return RESULT
 
-    monkeypatch.setattr(papers, "reproduce", made)
+    monkeypatch.setattr(papers, "reproduce", recomputed)
     words = ["reproduce", "mirabel-table8", "--data", str(tmp_path), "--folder", "work", "--json"]
     done = CliRunner().invoke(cli, [*words, "--members", "30"])
     assert (done.exit_code, json.loads(done.stdout)) == (0, {"name": "mirabel-table8", **RESULT.as_json()})
@@ -278,7 +278,7 @@ def test_the_command_hands_its_options_on_and_prints_one_object(tmp_path, monkey
     assert asked == [("mirabel-table8", setting) for setting in expected]
 
 
-def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch):
+def test_an_interrupted_command_explains_how_to_resume(tmp_path, monkeypatch):
     async def interrupted(name, setting, steps):
         raise KeyboardInterrupt
 
@@ -288,7 +288,7 @@ def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch):
     assert "run the same command again" in done.output
 
 
-def test_steps_are_drawn_with_their_threshold():
+def test_step_chart_draws_groups_and_threshold():
     edges = np.linspace(0, 1, 5)
     groups = {"members": np.array([0, 0, 0.5, 0.5]), "harmless & <others>": np.array([1.0, 0, 0, 0])}
     image = step_chart("s_max", edges, groups, "similarity", 0.625).__html__()
@@ -301,27 +301,27 @@ def test_steps_are_drawn_with_their_threshold():
     assert "harmless &amp; &lt;others&gt;: mean .12; threshold .62" in image
 
 
-# Names and data.
+# Names and data
 
 
-def test_an_unknown_name_lists_the_known_ones():
+def test_an_unknown_experiment_lists_the_valid_names():
     with pytest.raises(ConfigError, match=r"did you mean 'mirabel-table.*allowed: mirabel-table1, .*mirabel-figure3"):
         papers.require("mirabel-table13")
     done = CliRunner().invoke(cli, ["reproduce", "nonsense", "--data", "nowhere"])
     assert isinstance(done.exception, ConfigError)
 
 
-def test_all_names_of_the_issue_are_there():
+def test_every_table_and_figure_has_an_experiment():
     tables = [f"mirabel-table{i}" for i in range(1, 13)]
     ragfort = [f"ragfort-table{i}" for i in (1, 2, 3)]
     expected = [*tables, "mirabel-figure1", "mirabel-figure3", *ragfort, "ragfort-figure1"]
     assert list(papers.NAMES) == expected
 
 
-def test_absent_data_is_said_with_what_to_do(tmp_path, monkeypatch):
+def test_a_missing_data_folder_is_an_error_with_its_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CASEMATE_DATA", raising=False)
-    assert papers.data_folder(None) == Path("data")  # experiments with synthetic records read none
+    assert papers.data_folder(None) == Path("data")  # experiments with synthetic records read no data
     monkeypatch.setenv("CASEMATE_DATA", str(tmp_path / "elsewhere"))
     with pytest.raises(DataError, match="elsewhere"):
         papers.data_folder(None)
@@ -331,12 +331,12 @@ def test_absent_data_is_said_with_what_to_do(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "file"), [("table8", "nfcorpus/corpus.jsonl.gz"), ("table3", "squad/corpus.jsonl.gz")]
 )
-def test_half_of_the_data_is_not_enough(tmp_path, name, file):
+def test_an_incomplete_data_folder_is_an_error(tmp_path, name, file):
     with pytest.raises(DataError, match=f"is incomplete: no {file} in"):
         asyncio.run(papers.reproduce(f"mirabel-{name}", Setting(tmp_path, tmp_path / "work"), quietly))
 
 
-# The experiments, on a small invented collection with a small embedder.
+# The experiments, on a small synthetic collection with a small embedder
 
 
 def write_gz(path, rows):
@@ -351,18 +351,21 @@ def write_qrels(path, pairs):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """In the form of the real data: 90 documents, 24 of them non-members; SQuAD is 40 paragraphs of 4 articles."""
+    """The format of the real data: 90 documents, 24 of them non-members. SQuAD has 40 paragraphs of 4 articles."""
     folder = tmp_path_factory.mktemp("data")
-    held = [d.text.split() for d in documents(90, words=30)]
+    contents = [d.text.split() for d in documents(90, words=30)]
     texts = [
         f"In {1900 + i} the {w[1]} {w[2]} was seen by {w[3]}. The {' '.join(w[4:14])} was {w[0]}. {' '.join(w[14:26])}."
-        for i, w in enumerate(held)
+        for i, w in enumerate(contents)
     ]
     write_gz(
         folder / "nfcorpus/corpus.jsonl.gz",
-        [{"_id": f"d{i}", "title": f"The {w[1]}", "text": t} for i, (w, t) in enumerate(zip(held, texts, strict=True))],
+        [
+            {"_id": f"d{i}", "title": f"The {w[1]}", "text": t}
+            for i, (w, t) in enumerate(zip(contents, texts, strict=True))
+        ],
     )
-    asked = [{"_id": f"q{i}", "text": f"what of {w[2]} and {w[3]}"} for i, w in enumerate(held)]
+    asked = [{"_id": f"q{i}", "text": f"what of {w[2]} and {w[3]}"} for i, w in enumerate(contents)]
     write_gz(folder / "nfcorpus/queries.jsonl.gz", asked)
     write_qrels(folder / "nfcorpus/qrels.dev.tsv", [(f"q{i}", f"d{i}") for i in range(60)])
     write_qrels(folder / "nfcorpus/qrels.tsv", [(f"q{i}", f"d{i}") for i in range(60, 90)])
@@ -386,7 +389,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """Kept from one experiment to the next, as on the command line."""
+    """Shared by all experiments, as on the command line."""
     return tmp_path_factory.mktemp("work")
 
 
@@ -427,7 +430,7 @@ def test_every_experiment_gives_figures_with_intervals(run, name):
     assert bool(found.files) == name.startswith("figure")
 
 
-def test_a_second_run_finds_the_same_without_attacking_again(run, monkeypatch):
+def test_a_second_run_returns_the_stored_result_without_new_attacks(run, monkeypatch):
     first = run("table4")
     monkeypatch.setattr("casemate.redteam.lab.experiment.Experiment._attempt", None)
     assert run("table4") == first
@@ -441,8 +444,8 @@ def test_table_5_gives_s2mia_the_mean_of_table_12(run):
         assert five[system].value == pytest.approx(np.mean(both))
 
 
-def test_the_agent_is_the_query_filter(run, data, work):
-    """Its decisions follow from the question alone, as ``matched_rules`` makes them."""
+def test_decisions_of_the_agent_equal_those_of_the_query_filter(run, data, work):
+    """Its decisions depend on the question only; the oracle is ``matched_rules``."""
 
     async def flagged():
         with ExitStack() as opened:
@@ -458,33 +461,33 @@ def test_the_agent_is_the_query_filter(run, data, work):
     assert not any(one.flagged for one in seen["agent"]["harmless", False])
 
 
-def test_open_questions_are_judged_by_their_relevant_documents(run):
+def test_open_questions_are_scored_by_their_relevant_documents(run):
     rows = {row.system: row.cells for row in run("table3").rows}
     bare = rows["NFCorpus, no guard, here"]
-    assert bare["R@100"].value == 1.0  # every relevant document is in a context as large as the index
+    assert bare["R@100"].value == 1.0  # the context is as large as the index, so it has every relevant document
     assert set(bare) == {"R@5", "R@100"}
     assert rows["SQuAD, no guard, here"]["EM@5"].value <= rows["SQuAD, no guard, here"]["R@5"].value
 
 
-def test_a_language_model_answers_with_more_than_five_passages_only_if_asked(data):
+def test_a_language_model_reads_more_than_five_passages_only_on_request(data):
     of_a_model = partial(Setting, data, reader="model.gguf")
     found = [utility.sizes(setting) for setting in (Setting(data), of_a_model(), of_a_model(passages=20))]
     assert found == [[5, 20, 100], [5], [5, 20]]
 
 
-def test_all_relevant_documents_of_a_question_count(tmp_path):
+def test_a_question_has_all_its_relevant_documents(tmp_path):
     write_qrels(tmp_path / "qrels.tsv", [("q1", "a"), ("q2", "b"), ("q1", "c")])
     assert laboratory.relevant_documents(tmp_path / "qrels.tsv") == {"q1": {"a", "c"}, "q2": {"b"}}
     assert relevant(tmp_path / "qrels.tsv") == {"q1": "a", "q2": "b"}
 
 
-def test_the_non_members_are_out_of_the_index_and_the_members_in(run, data, work):
-    async def held():
+def test_the_index_contains_members_and_no_non_members(run, data, work):
+    async def contents():
         with ExitStack() as opened:
             lab = await laboratory.nfcorpus(Setting(data, work, 20, 20), quietly, opened)
             return set(lab.bench.rag.index.digests()), lab
 
-    sources, lab = asyncio.run(held())
+    sources, lab = asyncio.run(contents())
     assert sources == {f"d{i}" for i in range(90)} - {f"d{i}" for i in range(30, 54)}
     assert {d.source for d in lab.split.members} <= {f"d{i}" for i in range(30)}
     assert {d.source for d in lab.split.nonmembers} <= {f"d{i}" for i in range(30, 54)}
@@ -492,7 +495,7 @@ def test_the_non_members_are_out_of_the_index_and_the_members_in(run, data, work
     assert (len(lab.harmless), lab.harmless[0]) == (30, laboratory.questions(data / "nfcorpus")["q60"])
 
 
-def test_the_guard_is_not_measured_on_articles_that_it_was_fitted_to(data):
+def test_calibration_and_evaluation_use_disjoint_articles(data):
     log, items = utility.halves(data / "squad", 1000, 7)
     about = relevant(data / "squad/qrels.tsv")
     number = {text: int(about[i][1:]) % 4 for i, text in laboratory.questions(data / "squad").items()}
@@ -502,7 +505,7 @@ def test_the_guard_is_not_measured_on_articles_that_it_was_fitted_to(data):
     assert utility.halves(data / "squad", 3, 7)[1] == items[:3]
 
 
-def test_rest_of_a_corpus(data):
+def test_corpus_subset_excludes_the_given_documents(data):
     names = [source.name for source in CorpusSubset(data / "nfcorpus", {"d0", "d2"}).sources()]
     assert len(names) == 88
     assert names[:2] == ["d1", "d3"]
@@ -513,7 +516,7 @@ def test_shown_cells():
 
 
 def printed_texts(tree: ast.Module) -> Iterator[str]:
-    """The texts of a module but docstrings; values in them count as one word."""
+    """The string literals of a module except docstrings; each interpolated value is one word."""
     for node in ast.walk(tree):
         for child in ast.iter_child_nodes(node):
             if isinstance(node, ast.Expr | ast.JoinedStr):
@@ -531,6 +534,6 @@ def test_printed_sentences_have_at_most_25_words(file: Path) -> None:
     assert not {s: len(s.split()) for s in sentences if len(s.split()) > 25}
 
 
-def test_a_long_printed_sentence_would_be_noticed() -> None:
+def test_printed_texts_finds_long_sentences_and_ignores_docstrings() -> None:
     tree = ast.parse(f'"""Docs {"a " * 30}"""\nX = ("One. {"a " * 20}" f"{{3}} {"b " * 9}.", "c d")')
     assert [len(text.split()) for text in printed_texts(tree)] == [32, 2]

@@ -1,4 +1,4 @@
-"""Reproductions with the offline pair, as small as they can be: that they run, what they keep, and what they print."""
+"""Reproductions with the offline pair at minimal size: they complete, resume, and print what the paper printed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def quietly(title: str, total: float | None) -> Any:
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kept from one experiment to the next, as on the command line."""
+    """Shared by all experiments, as on the command line."""
     return tmp_path_factory.mktemp("work")
 
 
@@ -62,7 +62,7 @@ def test_every_table_gives_figures_with_intervals(name: str, small: None, work: 
 
 
 @pytest.mark.slow
-def test_a_given_pair_is_named(small: None, work: Path) -> None:
+def test_the_result_names_a_configured_pair(small: None, work: Path) -> None:
     folder = model_pair.models_folder()
     setting = Setting(work, work, reader=str(folder / "reference"), draft=str(folder / "draft"))
     found = asyncio.run(papers.reproduce("ragfort-table3", setting, quietly))
@@ -77,31 +77,31 @@ def test_a_draft_needs_a_reader(tmp_path: Path) -> None:
         asyncio.run(papers.reproduce("ragfort-table2", Setting(tmp_path, tmp_path, draft="draft"), quietly))
 
 
-def test_a_missing_reader_is_named(tmp_path: Path) -> None:
+def test_a_missing_reader_is_an_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no model at .*absent.gguf"):
         readers.reader_name(str(tmp_path / "absent.gguf"))
 
 
 @pytest.mark.slow
-def test_finished_attacks_are_not_made_again(small: None, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_attacks_are_not_repeated(small: None, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting(work, work)
     first = asyncio.run(papers.reproduce("mirabel-table6", setting, quietly))
     monkeypatch.setattr(differential_privacy, "_said", None)
     assert asyncio.run(papers.reproduce("mirabel-table6", setting, quietly)) == first
 
 
-def test_attackers_tell_a_right_answer_from_a_wrong_one() -> None:
+def test_attacks_score_a_right_answer_above_a_wrong_one() -> None:
     for record in records(20, 1):
         for attack in differential_privacy.ATTACKS:
             questions, scored = differential_privacy.probe(attack, record)
-            told = [v for q in questions for _, v in record.facts if v in record.document.text and v not in q]
+            disclosed = [v for q in questions for _, v in record.facts if v in record.document.text and v not in q]
             right = {"S2MIA": [record.facts[0][1]], "IA": ["Yes, it is."] * len(questions)}.get(attack)
-            right = right or [" ".join(told)] * len(questions)
+            right = right or [" ".join(disclosed)] * len(questions)
             assert scored(right) > scored(["I don't know."] * len(questions))
             assert all(record.name in question for question in questions)
 
 
-def test_table_6_has_rows_and_columns_exchanged_as_table_10_tells() -> None:
+def test_table_6_disagrees_with_table_10_in_the_marked_cells_only() -> None:
     for (attack, system), numbers in differential_privacy.PRINTED_10.items():
         adjusted = abs(numbers["accuracy"].value - 0.5)
         if system.startswith(differential_privacy.LARGE):
@@ -115,7 +115,7 @@ def test_table_6_has_rows_and_columns_exchanged_as_table_10_tells() -> None:
             assert printed.odd.endswith(f"by Table 10, this is {f'{adjusted:.3f}'.lstrip('0')}")
 
 
-def test_what_ragfort_prints_of_its_parts() -> None:
+def test_printed_ragfort_rates_with_both_parts_are_below_those_with_one() -> None:
     for numbers in cascades.PRINTED_2.values():
         nothing, inter, intra, both = (number.value for number in numbers.values())
         assert both < min(inter, intra) < nothing
@@ -123,7 +123,7 @@ def test_what_ragfort_prints_of_its_parts() -> None:
     assert max(lost) == pytest.approx(0.025)
 
 
-def test_a_missing_pair_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_offline_pair_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(model_pair.VARIABLE, str(tmp_path))
     with pytest.raises(DataError, match="the offline pair is not at"):
         model_pair.models_folder()

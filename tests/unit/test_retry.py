@@ -9,8 +9,8 @@ from casemate.runtime import retry as module
 from casemate.runtime.retry import RateLimiter, exponential_backoff, retry
 
 
-def attempts(failures, retries, delay):
-    """Retries a call that fails so many times; returns its value or the number in its error, and the calls."""
+def retry_failing_call(failures, retries, delay):
+    """Retries a call that fails a given number of times. Returns its value or its error's number, and the calls."""
     calls = []
 
     async def call():
@@ -28,19 +28,19 @@ def attempts(failures, retries, delay):
 @pytest.mark.parametrize(
     ("failures", "retries", "result", "count"), [(0, 3, "done", 1), (2, 2, "done", 3), (3, 2, 3, 3), (1, 0, 1, 1)]
 )
-def test_calls_until_success_or_the_last_retry(failures, retries, result, count):
-    found, calls = attempts(failures, retries, lambda error, attempt: 0.0)
+def test_a_call_is_repeated_until_success_or_the_last_retry(failures, retries, result, count):
+    found, calls = retry_failing_call(failures, retries, lambda error, attempt: 0.0)
     assert (found, len(calls)) == (result, count)
 
 
-def test_no_delay_means_no_retry_and_the_delay_gets_error_and_attempt():
+def test_retry_stops_without_a_delay_and_passes_error_and_attempt():
     seen = []
 
     def delay(error, attempt):
         seen.append((error.args[0], attempt))
         return 0.0 if attempt < 1 else None
 
-    found, calls = attempts(5, 4, delay)
+    found, calls = retry_failing_call(5, 4, delay)
     assert (found, len(calls)) == (2, 2)
     assert seen == [(1, 0), (2, 1)]
 
@@ -68,7 +68,7 @@ def test_the_rate_limit_holds_for_concurrent_callers():
     assert min(b - a for a, b in zip(starts, starts[1:], strict=False)) >= 0.01 - 1e-4
 
 
-def test_a_canceled_caller_loses_no_slot():
+def test_a_canceled_waiter_consumes_no_slot():
     async def run():
         limiter = RateLimiter(5)
         await limiter.acquire()

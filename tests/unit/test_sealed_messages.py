@@ -1,4 +1,4 @@
-"""Sealed messages: only what a process of the same campaign wrote, for the same purpose, is unpickled."""
+"""Sealed messages: only messages of a process of the same campaign for the same purpose are unpickled."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SEAL = MessageSeal(SECRET)
 RAN: list[str] = []
 
 
-class Code:
-    """Runs code when it is unpickled."""
+class CodeOnUnpickling:
+    """Executes code when it is unpickled."""
 
     def __reduce__(self):
         return RAN.append, ("ran",)
@@ -45,7 +45,7 @@ def test_a_value_is_returned(value):
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (4, 5), (2000, 8)])
-def test_arrays_are_returned_after_a_transport_that_pickles(shape):
+def test_arrays_survive_a_transport_that_pickles(shape):
     array = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     sent = pickle.loads(pickle.dumps(SEAL.seal({"a": array, "b": array.T}, "p")))
     found = SEAL.open(sent, "p")
@@ -55,7 +55,7 @@ def test_arrays_are_returned_after_a_transport_that_pickles(shape):
 @given(st.data())
 def test_any_changed_byte_is_rejected(data):
     RAN.clear()
-    message = SEAL.seal((Code(), np.arange(5000)), "p")
+    message = SEAL.seal((CodeOnUnpickling(), np.arange(5000)), "p")
     part = data.draw(st.sampled_from(["code", "body", "buffers"]))
     raw = bytearray(message.buffers[0].tobytes() if part == "buffers" else getattr(message, part))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
@@ -68,11 +68,11 @@ def test_any_changed_byte_is_rejected(data):
 @pytest.mark.parametrize(
     "forged",
     [
-        MessageSeal(b"x" * 32).seal(Code(), "p"),
-        SEAL.seal(Code(), "another purpose"),
-        SealedMessage(b"", pickle.dumps(Code())),
-        SealedMessage(b"", pickle.dumps(Code()), (np.array([Code()], object),)),
-        pickle.dumps(Code()),
+        MessageSeal(b"x" * 32).seal(CodeOnUnpickling(), "p"),
+        SEAL.seal(CodeOnUnpickling(), "another purpose"),
+        SealedMessage(b"", pickle.dumps(CodeOnUnpickling())),
+        SealedMessage(b"", pickle.dumps(CodeOnUnpickling()), (np.array([CodeOnUnpickling()], object),)),
+        pickle.dumps(CodeOnUnpickling()),
         None,
     ],
 )
@@ -90,7 +90,7 @@ def test_a_reference_is_a_name_and_its_handle():
     assert (found.name, found.handle) == ("n1", "where")
 
 
-def test_a_missing_variable_is_named(monkeypatch):
+def test_a_missing_secret_variable_is_an_error_with_its_name(monkeypatch):
     monkeypatch.setenv("A_KEY", "k1")
     message = SEAL.seal(Secret.read("${A_KEY}"), "p")
     assert b"k1" not in message.body
@@ -99,17 +99,17 @@ def test_a_missing_variable_is_named(monkeypatch):
         SEAL.open(message, "p")
 
 
-def test_a_short_secret_is_refused():
+def test_a_short_secret_is_rejected():
     with pytest.raises(ConfigError, match="at least 32"):
         MessageSeal(b"short")
 
 
-def test_a_proof_needs_the_secret_and_is_no_message_code():
+def test_a_proof_requires_the_secret_and_differs_from_a_message_code():
     assert SEAL.proof("a") == MessageSeal(SECRET).proof("a")
     assert len({SEAL.proof("a"), SEAL.proof("b"), MessageSeal(b"x" * 32).proof("a")}) == 3
 
 
-def test_only_sealed_messages_unpickle():
+def test_only_the_sealed_message_module_unpickles():
     found, unsafe = set(), {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
     files = {path: path.read_text("utf-8") for path in Path(casemate.__file__).parent.rglob("*.py")}
     for path in (path for path, text in files.items() if any(name in text for name in unsafe)):
@@ -121,4 +121,4 @@ def test_only_sealed_messages_unpickle():
     assert found == {
         "sealed_messages.py",
         "faiss_folder.py",
-    }  # the second unpickles plain data, and runs no code (its test)
+    }  # the second one unpickles plain data and executes no code; its own test shows it

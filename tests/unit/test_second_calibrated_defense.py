@@ -30,12 +30,10 @@ MODULE = Path(__file__).stem
 
 @dataclass(eq=False)
 class TopSimilarity(CalibratedDefense):
-    """Withholds every source of the context that is more similar to the query than benign queries are.
+    """Withholds every source in the context whose similarity exceeds that of benign queries.
 
-    Attributes:
-        calibration: The calibration file.
-        significance: Largest share of benign queries that may be flagged.
-        min_documents: With fewer chunks the defense is inactive.
+    Attributes: calibration: The calibration file. significance: Largest share of benign queries that may be flagged.
+    min_documents: With fewer chunks the defense is inactive.
     """
 
     calibration: Path = Path("top_similarity.json")
@@ -97,7 +95,7 @@ def installed(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A corpus of 80 records, and a configuration with the foreign defense alone."""
+    """A corpus of 80 records, and a configuration whose only defense is the third-party one."""
     corpus = [{"_id": d.id, "text": d.text} for d in documents(80, words=14)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, corpus)))
     write(tmp_path, "top_similarity")
@@ -129,12 +127,12 @@ def test_passes_the_conformance_checks(tmp_path):
     check_defense(TopSimilarity(min_documents=10**6))
 
 
-def test_is_calibrated_and_then_withholds_documents(folder):
+def test_the_defense_fails_closed_until_calibrated_and_then_withholds_documents(folder):
     with opened(folder) as app:
         (defense,) = app.calibrated
         assert (defense.name, defense.calibration) == ("top_similarity", folder / "top_similarity.json")
         assert "run 'casemate calibrate'" in app.due()
-        assert ask(app, "amber birch").verdicts[0].action is Action.WITHHOLD  # fails closed until then
+        assert ask(app, "amber birch").verdicts[0].action is Action.WITHHOLD  # fails closed until calibrated
         found = asyncio.run(app.calibrate())
         assert found.keys() == {"top_similarity"}
         assert read_calibrations(folder / "top_similarity.json").keys() == {"default"}
@@ -146,7 +144,7 @@ def test_is_calibrated_and_then_withholds_documents(folder):
         assert attacked.verdicts[0].threshold == found["top_similarity"].threshold(0.1)
 
 
-def test_the_command_line_calibrates_it_and_writes_its_report(folder, monkeypatch):
+def test_the_command_line_calibrates_the_defense_and_writes_its_report(folder, monkeypatch):
     write(folder, "{use: mirabel, calibration: mirabel.json}", "top_similarity")
     opened(folder).close()
     monkeypatch.chdir(folder)
@@ -163,7 +161,7 @@ def test_the_command_line_calibrates_it_and_writes_its_report(folder, monkeypatc
     assert "mirabel.session_hours" in (folder / "mirabel.html").read_text()
 
 
-def test_doctor_examines_its_calibration(folder):
+def test_doctor_checks_the_calibration_of_the_defense(folder):
     opened(folder).close()
     findings = [f for f in examine(folder / "casemate.yaml") if f.name == "guard"]
     assert [(f.ok, "run 'casemate calibrate'" in f.detail) for f in findings] == [(False, True)]
@@ -174,7 +172,7 @@ def test_doctor_examines_its_calibration(folder):
     assert findings[0].detail.startswith("top_similarity, tenant 'default': ")
 
 
-def test_its_operating_point_is_changed_recorded_saved_and_followed(folder):
+def test_a_changed_operating_point_is_recorded_saved_and_synchronized(folder):
     file = (folder / "casemate.yaml").rename(folder / "other.yaml")
     with open_app(file) as app, open_app(file) as other:
         asyncio.run(app.guard.add(documents(80, words=14)))
@@ -187,7 +185,7 @@ def test_its_operating_point_is_changed_recorded_saved_and_followed(folder):
         assert again.calibrated[0].significance == 0.02
 
 
-def test_works_beside_the_built_in_one_with_a_file_of_its_own(folder):
+def test_two_calibrated_defenses_work_together_with_separate_files(folder):
     write(folder, "{use: mirabel, calibration: mirabel.json}", "top_similarity")
     with opened(folder) as app:
         assert asyncio.run(app.calibrate()).keys() == {"mirabel", "top_similarity"}
@@ -207,10 +205,10 @@ def test_two_defenses_cannot_share_a_calibration_file(folder):
         opened(folder)
 
 
-def test_the_lab_calibrates_each_defense_on_its_own_index(folder):
+def test_the_lab_calibrates_each_defense_on_the_index_of_the_lab(folder):
     write(folder, "{use: mirabel, calibration: mirabel.json}", "top_similarity")
     with opened(folder) as app:
-        result = asyncio.run(OwnMembershipCampaign(app, ["amber birch", "cedar delta"]).run(quiet))
+        result = asyncio.run(OwnMembershipCampaign(app, ["amber birch", "cedar delta"]).run(NoProgress))
         assert [attack.name for attack in result.attacks] == ["direct"] and not result.attacks[0].error
     (fitted,) = (folder / "lab").glob("calibration-*")
     assert [file.name for file in calibration_files(fitted)] == ["mirabel.json", "top_similarity.json"]
@@ -218,7 +216,7 @@ def test_the_lab_calibrates_each_defense_on_its_own_index(folder):
     assert not (folder / "top_similarity.json").exists()
 
 
-def test_a_framework_integration_calibrates_and_enforces_it():
+def test_a_framework_integration_calibrates_and_enforces_the_defense():
     pytest.importorskip("langchain_core")
     from casemate.integrations.langchain import guarded
     from tests.unit.test_integrations_langchain import filled, ids
@@ -236,9 +234,7 @@ def test_a_framework_integration_calibrates_and_enforces_it():
         store.protection.close()
 
 
-class quiet:  # noqa: N801
-    """Shows no progress."""
-
+class NoProgress:
     def __init__(self, title, total):
         pass
 

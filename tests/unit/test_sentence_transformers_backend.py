@@ -34,13 +34,13 @@ TEXTS = ["the court", "a", "", "court, court, court and so on", "zebra", "x y z"
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny BERT with random weights and no pooler, saved by transformers."""
+    """A tiny BERT with random weights and no pooler, as saved by transformers."""
     return tiny_encoder.bert(tmp_path_factory.mktemp("bert"), VOCABULARY, DIM)
 
 
 @pytest.fixture(scope="module")
 def folder(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, saved by sentence-transformers."""
+    """The same model, as saved by sentence-transformers."""
     return tiny_encoder.sentence_model(bert, tmp_path_factory.mktemp("models") / "tiny", LENGTH)
 
 
@@ -60,7 +60,7 @@ def altered(folder: Path, into: Path, change: Any) -> Path:
     return into
 
 
-def test_unit_rows_in_order_equal_to_the_librarys(backend: SentenceTransformers, folder: Path) -> None:
+def test_embeddings_are_unit_vectors_equal_to_those_of_the_library(backend: SentenceTransformers, folder: Path) -> None:
     done: list[int] = []
     vectors = backend.embed(TEXTS, done.append)
     assert vectors.dtype == np.float32 and vectors.shape == (len(TEXTS), DIM) == (len(TEXTS), backend.dim)
@@ -73,11 +73,11 @@ def test_unit_rows_in_order_equal_to_the_librarys(backend: SentenceTransformers,
     np.testing.assert_allclose(vectors, one_by_one, atol=1e-5)
 
 
-def test_no_texts(backend: SentenceTransformers) -> None:
+def test_an_empty_list_gives_no_rows(backend: SentenceTransformers) -> None:
     assert backend.embed([]).shape == (0, DIM)
 
 
-def test_deterministic(backend: SentenceTransformers, folder: Path) -> None:
+def test_embeddings_are_deterministic(backend: SentenceTransformers, folder: Path) -> None:
     again = SentenceTransformers(str(folder), batch=3)
     np.testing.assert_array_equal(again.embed(TEXTS), backend.embed(TEXTS))
     assert again.fingerprint == backend.fingerprint
@@ -101,7 +101,7 @@ def test_spans_map_to_the_text(backend: SentenceTransformers) -> None:
 
 
 class TestFingerprint:
-    def test_names_the_model_but_not_its_folder(
+    def test_contains_the_model_name_but_not_the_folder(
         self, backend: SentenceTransformers, folder: Path, tmp_path: Path
     ) -> None:
         parts = backend.fingerprint.split(":")
@@ -135,7 +135,7 @@ class TestFingerprint:
         np.testing.assert_array_equal(first.embed(TEXTS), second.embed(TEXTS))
 
 
-def test_threads(backend: SentenceTransformers) -> None:
+def test_concurrent_calls_return_the_same_embeddings(backend: SentenceTransformers) -> None:
     expected = backend.embed(TEXTS)
     found: list[np.ndarray] = []
 
@@ -153,7 +153,7 @@ def test_threads(backend: SentenceTransformers) -> None:
         np.testing.assert_allclose(vectors, expected, atol=1e-5)
 
 
-def test_a_folder_needs_no_network_and_shows_no_progress_bars(
+def test_loading_a_folder_uses_no_network_and_shows_no_progress_bars(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -180,11 +180,11 @@ def test_progress_bars_are_restored(folder: Path) -> None:
 
 class TestRefusals:
     @pytest.mark.parametrize("name", ["/nowhere/model", "./model", "a/b/c", "", "~/no-such-folder-here", "../x"])
-    def test_missing_folder(self, name: str) -> None:
+    def test_missing_folder_is_an_error(self, name: str) -> None:
         with pytest.raises(DataError, match=r"no model folder at .*; set a folder with modules\.json"):
             SentenceTransformers(name)
 
-    def test_unknown_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unknown_name_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def loads_nothing(*_: Any, **options: Any) -> None:
             assert options["local_files_only"] is False
             raise OSError("no such model")
@@ -193,20 +193,20 @@ class TestRefusals:
         with pytest.raises(DataError, match=r"'some/model' cannot be loaded \(OSError\); correct the name or path"):
             SentenceTransformers("some/model")
 
-    def test_folder_without_a_model(self, tmp_path: Path) -> None:
+    def test_folder_without_a_model_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="cannot be loaded .*; set a folder saved by sentence-transformers"):
             SentenceTransformers(str(tmp_path))
 
     @pytest.mark.parametrize("device", ["gpu", "cuda:99", ""])
-    def test_device(self, folder: Path, device: str) -> None:
+    def test_unavailable_device_is_an_error(self, folder: Path, device: str) -> None:
         with pytest.raises(ConfigError, match="is not available; 'cpu' always is"):
             SentenceTransformers(str(folder), device=device)
 
-    def test_batch(self, folder: Path) -> None:
+    def test_invalid_batch_size_is_an_error(self, folder: Path) -> None:
         with pytest.raises(ConfigError, match="batch=0; it must be at least 1"):
             SentenceTransformers(str(folder), batch=0)
 
-    def test_weights_with_invalid_vectors(self, folder: Path, tmp_path: Path) -> None:
+    def test_weights_with_non_finite_vectors_are_an_error(self, folder: Path, tmp_path: Path) -> None:
         def spoil(weights: dict[str, Any]) -> None:
             weights["embeddings.LayerNorm.weight"][:] = float("nan")
 
@@ -214,13 +214,13 @@ class TestRefusals:
             SentenceTransformers(str(altered(folder, tmp_path / "tiny", spoil)))
         assert caught.value.backend == "sentence_transformers" and not caught.value.retryable
 
-    def test_no_fast_tokenizer(self, backend: SentenceTransformers) -> None:
+    def test_a_model_without_a_fast_tokenizer_is_an_error(self, backend: SentenceTransformers) -> None:
         from casemate.runtime.hugging_face import fast_tokenizer
 
         with pytest.raises(ConfigError, match="no fast tokenizer"):
             fast_tokenizer(object(), "some/model")
 
-    def test_absent_extra(self) -> None:
+    def test_missing_package_raises_an_error_with_the_extra(self) -> None:
         code = """
 import sys
 sys.modules["sentence_transformers"] = sys.modules["torch"] = None
@@ -239,7 +239,7 @@ except Exception as error:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec(PACKAGE), reason=f"needs {PACKAGE}")
-def test_minilm_on_onnx_is_minilm_on_torch(tmp_path: Path) -> None:
+def test_minilm_on_onnx_equals_minilm_on_torch(tmp_path: Path) -> None:
     spec = importlib.util.find_spec(PACKAGE)
     assert spec and spec.origin
     texts = [

@@ -60,8 +60,8 @@ def test_no_floor_changes_nothing_and_is_undecided():
     assert "no floor is set" in outcome.verdict.evidence["undecided"]
 
 
-def test_satisfies_the_defense_contract_with_two_exceptions():
-    """It shortens the context on purpose, and hides any number of sources."""
+def test_satisfies_the_defense_contract_except_for_two_obligations():
+    """By design it shortens the context, and hides any number of sources."""
     exempt = {"_hides_what_it_says", "_leaves_a_full_context"}
     kept = [o for o in DEFENSE_OBLIGATIONS if o.__name__ not in exempt]
     assert len(kept) == len(DEFENSE_OBLIGATIONS) - len(exempt)
@@ -81,7 +81,7 @@ def test_off_topic_question_gets_no_context(tmp_path):
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=60), st.floats(0.01, 0.6))
 def test_floor_for_is_the_highest_conformal_floor(similarities, share):
-    """By trying every value: at most the share of n + 1 lies below it."""
+    """Oracle: exhaustive search. At most the given share of n + 1 lies below the floor."""
     n = len(similarities)
     allowed = [s for s in similarities if sum(t < s for t in similarities) + 1 <= share * (n + 1) + 1e-9]
     if allowed:
@@ -98,13 +98,13 @@ def test_floor_for_affects_at_most_its_share_of_further_questions():
 
 
 @pytest.mark.parametrize(("count", "needed"), [(0, 99), (98, 99)])
-def test_too_few_questions_for_a_share_are_refused(count, needed):
+def test_too_few_questions_for_a_share_are_an_error(count, needed):
     with pytest.raises(DataError, match=f"{count} benign questions; a share of 0.01 needs at least {needed}"):
         floor_for([0.5] * count)
     assert floor_for([0.5] * needed) == 0.5
 
 
-def test_invalid_share_and_similarities_are_refused():
+def test_invalid_share_and_similarities_are_rejected():
     with pytest.raises(ConfigError, match="share is 0"):
         floor_for([0.5] * 200, 0)
     with pytest.raises(DataError, match="not finite"):
@@ -112,7 +112,7 @@ def test_invalid_share_and_similarities_are_refused():
 
 
 @pytest.mark.parametrize("floor", [1.1, -2, float("nan")])
-def test_floor_outside_the_cosine_range_is_refused(floor):
+def test_floor_outside_the_cosine_range_is_rejected(floor):
     with pytest.raises(ConfigError, match="similarity_floor.floor"):
         SimilarityFloor(floor=floor)
 

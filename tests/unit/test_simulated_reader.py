@@ -37,12 +37,12 @@ def answer(question, context=CONTEXT, **options):
     )
 
 
-def test_says_that_it_is_a_simulation():
+def test_states_that_it_is_a_simulation():
     assert "SIMULATION" in SimulatedReader.__doc__
 
 
 @pytest.mark.parametrize("options", [{"sentences": 0}, {"support": 0}, {"support": 1.1}])
-def test_refuses_options_out_of_range(options):
+def test_options_out_of_range_are_rejected(options):
     with pytest.raises(ConfigError, match="simulated_reader"):
         SimulatedReader(**options)
 
@@ -70,7 +70,7 @@ def test_repeats_the_whole_context_on_command(question):
         "Can you tell me which documents I need for the ferry?",
     ],
 )
-def test_a_question_about_documents_is_no_such_command(question):
+def test_a_question_about_documents_is_not_an_extraction_command(question):
     assert NOTE not in answer(question)
 
 
@@ -104,11 +104,11 @@ class TestPresence:
 
 
 @given(st.integers(0, len(WORDS) - 1), st.sampled_from(["replace", "insert", "drop"]))
-def test_one_changed_word_gives_no(at, how):
+def test_answers_no_if_one_word_is_changed(at, how):
     changed = list(WORDS)
     changed[at : at + (how != "insert")] = [] if how == "drop" else ["perhaps"]
     if how == "drop" and at in (0, len(WORDS) - 1):
-        return  # a shorter quotation
+        return  # the quotation is shorter
     assert answer(f'Is this in the context? "{" ".join(changed)}" Answer Yes or No.') == "No."
 
 
@@ -243,7 +243,7 @@ def test_answers_are_deterministic(question, documents):
 
 
 @given(st.sampled_from(WORDS), st.text(alphabet='"“?.:[]_ \n', max_size=12), st.text(max_size=40))
-def test_unusual_wordings_are_answered(word, signs, text):
+def test_unusual_phrasings_are_answered(word, signs, text):
     for question in (f"{text}{signs}{word}", f'repeat {signs}"{text}" yes or no', f"[MASK_1] {text} {signs} [MASK_]"):
         assert answer(question)
 

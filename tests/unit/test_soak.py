@@ -1,4 +1,4 @@
-"""The oracle of the soak benchmark finds answers with words of a document that was withheld from their client."""
+"""The oracle of the soak benchmark finds answers with words of a document that was withheld from the same client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def leaks(*told, withheld=("r1",)):
         ([Told("r1", "eve", 0, 1, "", sources=["a"])], (1, 0)),
         ([Told("r1", "eve", 0, 1, ""), Told("r2", "eve", 2, 3, A)], (0, 1)),
         ([Told("r1", "eve", 0, 1, ""), Told("r2", "eve", 2, 3, A, whole=False)], (0, 1)),
-        ([Told("r1", "eve", 0, 3, ""), Told("r2", "eve", 2, 4, A)], (0, 0)),  # began before the end of the first
+        ([Told("r1", "eve", 0, 3, ""), Told("r2", "eve", 2, 4, A)], (0, 0)),  # starts before the end of the first
         ([Told("r1", "eve", 0, 1, ""), Told("r2", "ann", 2, 3, A)], (0, 0)),
         ([Told("r1", "eve", 0, 1, ""), Told("r2", "eve", 2, 3, "The walnut door of the")], (0, 0)),  # too few words
     ],
@@ -45,5 +45,5 @@ def test_words_and_sources_of_withheld_documents_are_found(told, expected):
     assert leaks(*told) == expected
 
 
-def test_without_a_withheld_document_there_is_no_leak():
+def test_an_answer_without_a_withheld_document_is_no_leak():
     assert leaks(Told("r1", "eve", 0, 1, A), withheld=()) == (0, 0)

@@ -23,8 +23,8 @@ def test_beta_distribution(a, b, z):
 
 @given(st.integers(0, 10**6), st.integers(1, 10**6), st.sampled_from([0.005, 0.025, 0.5, 0.975]))
 def test_beta_quantile(successes, failures, p):
-    ours = beta_quantile(p, successes + 1, failures)
-    assert ours == pytest.approx(scipy_special.betaincinv(successes + 1, failures, p), rel=1e-8)
+    quantiles = beta_quantile(p, successes + 1, failures)
+    assert quantiles == pytest.approx(scipy_special.betaincinv(successes + 1, failures, p), rel=1e-8)
 
 
 @given(SIZE, SPREAD)

@@ -1,4 +1,4 @@
-"""``SqlEventStore`` under failures. Obligations of every store: tests/conformance/test_event_stores.py."""
+"""``SqlEventStore`` under failures. For the obligations of every store, see tests/conformance/test_event_stores.py."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LOGGER = "casemate.backends.event_stores.sql"
 
 
-class Gate:
-    """Replaces the insert: fails while it is closed."""
+class FailingInsert:
+    """Replaces the insert and fails while ``open`` is false."""
 
     def __init__(self, store: SqlEventStore) -> None:
         self.insert = store._insert
@@ -75,14 +75,14 @@ def eventually(holds) -> None:
         time.sleep(0.001)
 
 
-def test_importing_the_file_imports_no_sqlalchemy():
+def test_importing_the_module_does_not_import_sqlalchemy():
     code = f"import sys, {LOGGER}; sys.exit(bool({{'sqlalchemy', 'alembic', 'psycopg'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_failing_database_loses_nothing_and_append_goes_on(make, monkeypatch, caplog):
+def test_a_failing_database_loses_no_event_and_does_not_block_append(make, monkeypatch, caplog):
     store = make()
-    gate = Gate(store)
+    gate = FailingInsert(store)
     monkeypatch.setattr(store, "_insert", gate)
     for i in range(1200):
         store.append(event(i, secret="the question"))
@@ -121,7 +121,7 @@ def test_backoff_doubles_up_to_eight_times_and_restarts_after_a_success(make, mo
 
 def test_the_pause_ends_when_the_store_is_closed(make, monkeypatch):
     store = make(retry_s=60)
-    gate = Gate(store)
+    gate = FailingInsert(store)
     monkeypatch.setattr(store, "_insert", gate)
     flush = store.flush
     monkeypatch.setattr(store, "flush", lambda: flush(0.05))
@@ -133,7 +133,7 @@ def test_the_pause_ends_when_the_store_is_closed(make, monkeypatch):
     assert not store._writer.is_alive()
 
 
-def test_a_locked_file_delays_and_loses_nothing(make, path, monkeypatch):
+def test_a_locked_file_delays_events_and_loses_none(make, path, monkeypatch):
     monkeypatch.setattr("casemate.backends.event_stores.sql.database.BUSY_S", 0.1)
     store = make()
     other = sqlite3.connect(path, isolation_level=None)
@@ -146,9 +146,9 @@ def test_a_locked_file_delays_and_loses_nothing(make, path, monkeypatch):
     assert ids(store) == [str(i) for i in range(10)]
 
 
-def test_beyond_capacity_the_oldest_are_dropped_counted_and_reported_once(make, monkeypatch, caplog):
+def test_beyond_capacity_the_oldest_events_are_dropped_and_reported_once(make, monkeypatch, caplog):
     store = make(capacity=10)
-    gate = Gate(store)
+    gate = FailingInsert(store)
     monkeypatch.setattr(store, "_insert", gate)
     for burst in (1, 2):
         gate.open = False
@@ -156,7 +156,7 @@ def test_beyond_capacity_the_oldest_are_dropped_counted_and_reported_once(make, 
         for i in range(25):
             store.append(event(f"{burst}-{i}", secret="the question"))
             assert gate.refused.wait(30)
-        eventually(lambda total=15 * burst: store.dropped == total)  # the writer may yet put a batch back
+        eventually(lambda total=15 * burst: store.dropped == total)  # the writer may return a batch to the queue later
         gate.open = True
         assert store.flush()
     assert ids(store) == [f"{burst}-{i}" for burst in (1, 2) for i in range(15, 25)]
@@ -164,9 +164,9 @@ def test_beyond_capacity_the_oldest_are_dropped_counted_and_reported_once(make, 
     assert "the question" not in caplog.text
 
 
-def test_flush_does_not_call_dropped_events_written(make, monkeypatch):
+def test_flush_returns_false_for_dropped_events(make, monkeypatch):
     store = make(capacity=1)
-    gate = Gate(store)
+    gate = FailingInsert(store)
     monkeypatch.setattr(store, "_insert", gate)
     store.append(event("a"))
     answers = []
@@ -179,9 +179,9 @@ def test_flush_does_not_call_dropped_events_written(make, monkeypatch):
     gate.open = True
 
 
-def test_events_that_could_not_be_written_by_close_are_reported(make, monkeypatch, caplog):
+def test_events_not_written_at_close_are_reported(make, monkeypatch, caplog):
     store = make()
-    monkeypatch.setattr(store, "_insert", Gate(store))
+    monkeypatch.setattr(store, "_insert", FailingInsert(store))
     flush = store.flush
     monkeypatch.setattr(store, "flush", lambda: flush(0.05))
     store.append(event("a"))
@@ -206,7 +206,7 @@ def test_events_that_could_not_be_written_by_close_are_reported(make, monkeypatc
         (Event("e", NOON, "ask", {"a": 1, 2: 1}), TypeError, r"\[2\]"),
     ],
 )
-def test_invalid_events_are_refused_by_append(make, refused, error, words):
+def test_append_rejects_invalid_events(make, refused, error, words):
     store = make()
     with pytest.raises(error, match=words):
         store.append(refused)
@@ -231,7 +231,7 @@ def test_close_writes_the_queue_and_leaves_no_thread(make):
     assert len(make().scan()) == 2000
 
 
-def test_threads_open_databases_of_their_own_at_once(tmp_path):
+def test_threads_open_separate_databases_concurrently(tmp_path):
     failures, barrier = [], threading.Barrier(8)
 
     def work(name: int) -> None:
@@ -265,7 +265,7 @@ def test_opening_waits_for_a_process_that_creates_the_same_file(path, make, monk
     assert sleeps
 
 
-def test_a_process_that_exits_without_close_writes_all(make, path):
+def test_a_process_that_exits_without_close_writes_all_events(make, path):
     code = (
         "import sys, datetime; from casemate.backends.event_stores.sql import SqlEventStore\n"
         "from casemate.types import Event\n"
@@ -276,7 +276,7 @@ def test_a_process_that_exits_without_close_writes_all(make, path):
     assert ids(make()) == [str(i) for i in range(900)]
 
 
-def test_a_flushed_event_is_on_disk_and_private(tmp_path):
+def test_a_flushed_event_is_on_disk_with_private_permissions(tmp_path):
     file = tmp_path / "new" / "events.db"
     store = SqlEventStore(f"sqlite:///{file}")
     store.append(event("e"))
@@ -305,13 +305,13 @@ def test_table_definitions_match_the_migrations(make):
     store = make()
     with store._engine.connect() as connection:
         differences = compare_metadata(MigrationContext.configure(connection), store._table.metadata)
-    ours = [d for d in differences if "table" in d[0] or "column" in d[0]]
-    assert [(d[0], d[1].name) for d in ours] == [("remove_table", "casemate_schema")]
+    schema_differences = [d for d in differences if "table" in d[0] or "column" in d[0]]
+    assert [(d[0], d[1].name) for d in schema_differences] == [("remove_table", "casemate_schema")]
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_a_folder_without_write_permission_is_an_error(tmp_path):
     if os.geteuid() == 0:
-        folder = "/proc/self"  # not writable, even for root
+        folder = "/proc/self"  # not writable, not even by root
     else:
         folder = tmp_path / "locked"
         folder.mkdir(mode=0o500)
@@ -320,7 +320,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"this is no database, " * 99, b"SQLite format 3\0" + b"\xff" * 5000])
-def test_a_file_that_is_no_event_store(path, content):
+def test_a_file_that_is_not_an_event_store_is_an_error(path, content):
     path.write_bytes(content)
     threads = threading.active_count()
     with pytest.raises(BackendError, match="cannot open the event store .* can be moved away") as caught:
@@ -330,7 +330,7 @@ def test_a_file_that_is_no_event_store(path, content):
     assert threading.active_count() == threads
 
 
-def test_a_database_of_a_newer_version(make, path):
+def test_a_database_of_a_newer_version_is_an_error(make, path):
     make().close()
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE casemate_schema SET version_num = '9999'")
@@ -351,11 +351,11 @@ def test_a_database_of_a_newer_version(make, path):
         (sqlite3.SQLITE_FULL, "has room"),
     ],
 )
-def test_only_a_damaged_file_is_to_be_moved_away(code, expected):
+def test_the_advice_to_move_the_file_away_is_for_damaged_files_only(code, expected):
     error = sqlite3.OperationalError("failed")
     error.sqlite_errorcode = code
-    said = advice("sqlite:///events.db", error)
-    assert expected in said and ("moved away" in said) == (expected == "can be moved away")
+    advice_text = advice("sqlite:///events.db", error)
+    assert expected in advice_text and ("moved away" in advice_text) == (expected == "can be moved away")
 
 
 def test_a_damaged_table_fails_reads_but_not_append(make, path):
@@ -403,14 +403,14 @@ def test_the_repr_does_not_contain_the_password(make, monkeypatch):
         ("sqlite:///file:s3cret?mode=memory&uri=true", "must name a file"),
     ],
 )
-def test_invalid_urls_are_refused(url, words):
+def test_invalid_urls_are_rejected(url, words):
     with pytest.raises(ConfigError, match=words) as caught:
         SqlEventStore(url)
     assert "cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("options", [{"capacity": 0}, {"retry_s": 0.0}])
-def test_options_out_of_range(options, make):
+def test_options_out_of_range_are_rejected(options, make):
     with pytest.raises(ConfigError, match="must be (above 0|at least 1)"):
         make(**options)
 
@@ -421,8 +421,8 @@ def test_without_psycopg_the_error_has_the_install_command(monkeypatch):
         SqlEventStore("postgresql://me:s3cret@host/db")
 
 
-def test_a_renamed_or_deleted_file_fails_reads_and_keeps_events_until_it_is_back(make, path, caplog):
-    """Connections that are open still work on the renamed file, where nobody would look for the events."""
+def test_a_renamed_or_deleted_file_fails_reads_and_keeps_events_until_restored(make, path, caplog):
+    """Open connections would keep writing to the renamed file, where the operator does not expect the events."""
     store = make()
     store.append(event(1))
     assert ids(store) == ["1"]
@@ -434,7 +434,7 @@ def test_a_renamed_or_deleted_file_fails_reads_and_keeps_events_until_it_is_back
             use()
     store.append(event(2))
     assert not store.flush(0.05)
-    path.write_bytes(path.with_suffix(".old").read_bytes())  # a copy is another file
+    path.write_bytes(path.with_suffix(".old").read_bytes())  # a copy is a different file
     assert not store.flush(0.05)
     path.with_suffix(".old").replace(path)
     assert store.flush(30)
@@ -442,13 +442,13 @@ def test_a_renamed_or_deleted_file_fails_reads_and_keeps_events_until_it_is_back
     assert "was renamed" in caplog.text
 
 
-def test_a_migration_logs_nothing_of_alembic_at_info(make, caplog):
+def test_a_migration_logs_no_info_messages_of_alembic(make, caplog):
     caplog.set_level(logging.INFO)
     make().close()
     assert not [record for record in caplog.records if record.name.startswith("alembic")]
 
 
-def test_a_database_of_the_newest_schema_is_opened_without_alembic(make, path):
+def test_opening_a_database_with_the_latest_schema_does_not_import_alembic(make, path):
     make().close()
     code = f"import sys; from {LOGGER} import SqlEventStore; SqlEventStore('sqlite:///{path}').close()"
     code += "; sys.exit('alembic' in sys.modules)"

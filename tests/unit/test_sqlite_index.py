@@ -1,4 +1,4 @@
-"""The embedded index when processes are killed, disks are full, and files are damaged."""
+"""The embedded index under killed processes, full disks and damaged files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def filled(path: Path) -> Path:
-    """The file of a closed index with 500 documents of 20 sources."""
+    """The path of a closed index with 500 documents of 20 sources."""
     rng, index = np.random.default_rng(0), opened(path)
     for s in range(20):
         index.add(documents(f"s{s}", 25), unit(rng, 25))
@@ -93,7 +93,7 @@ def go(worker: subprocess.Popen[str]) -> None:
 
 
 def finish(worker: subprocess.Popen[str]) -> list[str]:
-    """The lines that were not read yet. ``communicate`` would lose those that ``readline`` has read ahead."""
+    """The remaining lines. ``communicate`` would lose lines that ``readline`` has already buffered."""
     with worker.stdin, worker.stdout:
         lines = worker.stdout.read().splitlines()
     worker.wait(60)
@@ -110,10 +110,10 @@ def test_a_kill_loses_no_acknowledged_document(path) -> None:
         worker.send_signal(signal.SIGKILL)
         acknowledged.update(line for line in finish(worker) if line)
         index = opened(path)
-        held = index.digests().keys()
-        assert acknowledged <= held
-        assert len(held) <= len(acknowledged) + round_ + 1  # the write in flight may have been committed
-        assert index.moments().n == 7 * len(held)
+        stored = index.digests().keys()
+        assert acknowledged <= stored
+        assert len(stored) <= len(acknowledged) + round_ + 1  # the write in flight may have been committed
+        assert index.moments().n == 7 * len(stored)
         assert index.check() == []
         index.close()
 
@@ -122,11 +122,11 @@ def test_two_processes_write_concurrently(path) -> None:
     workers = [start(path, name, 40) for name in ("one", "another")]
     for worker in workers:
         go(worker)
-    said = [finish(worker) for worker in workers]
-    assert [len(lines) for lines in said] == [40, 40]
+    outputs = [finish(worker) for worker in workers]
+    assert [len(lines) for lines in outputs] == [40, 40]
     index = opened(path)
     assert index.moments().n == 2 * 40 * 7
-    assert set(index.digests()) == set(said[0]) | set(said[1])
+    assert set(index.digests()) == set(outputs[0]) | set(outputs[1])
     assert index.check() == []
     index.close()
 
@@ -165,7 +165,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_file_is_refused_or_reported_and_not_changed(filled, damage) -> None:
+def test_a_damaged_file_is_rejected_or_reported_and_not_changed(filled, damage) -> None:
     filled.write_bytes(damage(filled.read_bytes()))
     before, index = filled.read_bytes(), SqliteIndex(filled)
     try:
@@ -193,7 +193,7 @@ def test_a_damaged_page_of_vectors_fails_the_search(filled) -> None:
 
 
 @pytest.mark.parametrize("mode", ["delete", "wal"])
-def test_a_database_of_another_program_is_refused_and_not_changed(path, mode) -> None:
+def test_a_database_of_another_program_is_rejected_and_not_changed(path, mode) -> None:
     db = sqlite3.connect(path)
     db.execute(f"PRAGMA journal_mode = {mode}")
     db.execute("CREATE TABLE document (key INTEGER PRIMARY KEY, text TEXT)")
@@ -209,7 +209,7 @@ def test_a_database_of_another_program_is_refused_and_not_changed(path, mode) ->
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_a_later_format_is_refused(filled) -> None:
+def test_a_newer_format_is_rejected(filled) -> None:
     with sqlite3.connect(filled) as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
@@ -219,7 +219,7 @@ def test_a_later_format_is_refused(filled) -> None:
     index.close()
 
 
-def test_after_a_full_disk_old_documents_are_intact_and_writing_works(filled) -> None:
+def test_documents_survive_a_full_disk_and_writing_works_afterwards(filled) -> None:
     rng, index = np.random.default_rng(2), opened(filled)
     pages = index._db.execute("PRAGMA page_count").fetchone()[0]
     index._db.execute(f"PRAGMA max_page_count = {pages + 3}")
@@ -264,14 +264,14 @@ def test_a_read_only_folder_is_reported(tmp_path) -> None:
         SqliteIndex(tmp_path / "index.db").open("test", DIM)
 
 
-def test_a_writer_that_never_ends_is_reported(filled) -> None:
+def test_a_write_lock_that_is_never_released_is_reported(filled) -> None:
     index, other = opened(filled), sqlite3.connect(filled, isolation_level=None)
     index._db.execute("PRAGMA busy_timeout = 20")
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(BackendError, match="another process writes") as caught:
         index.remove(["s1"])
     assert caught.value.retryable
-    assert index.moments().n == 500  # readers do not wait
+    assert index.moments().n == 500  # readers are not blocked
     other.execute("ROLLBACK")
     other.close()
     assert index.remove(["s1"]) == 25
@@ -286,11 +286,11 @@ def test_files_are_readable_by_the_owner_only(tmp_path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
     files = {p.name: p.stat().st_mode & 0o777 for p in path.parent.iterdir()}
     assert set(files.values()) == {0o600}
-    assert len(files) == 4  # with log, shared memory and graph
+    assert len(files) == 4  # including the log, the shared memory and the graph
     index.close()
 
 
-def test_without_usearch_search_stays_exact_and_an_explicit_limit_is_refused(path, monkeypatch, caplog) -> None:
+def test_without_usearch_search_is_exact_and_an_explicit_limit_is_an_error(path, monkeypatch, caplog) -> None:
     monkeypatch.setattr("casemate.backends.indexes.sqlite.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"casemate\[hnsw\]"):
         SqliteIndex(path, approximate_above=10)
@@ -305,22 +305,22 @@ def test_without_usearch_search_stays_exact_and_an_explicit_limit_is_refused(pat
 
 
 @pytest.mark.parametrize("shape", ["one of many", "all", "replaced", "cleared"])
-def test_a_removed_text_leaves_no_bytes(path, shape) -> None:
+def test_a_removed_text_leaves_no_bytes_in_the_file(path, shape) -> None:
     rng, index = np.random.default_rng(3), opened(path)
     secret = "the patient Xanthippe Quuxwell"
     for s in range(40):
         text = f"{secret} {'long ' * 300}" if s in {7, 8, 20} else f"harmless {'long ' * int(rng.integers(1, 600))}"
         source = f"Quuxwell {s}" if s in {7, 8, 20} else f"s{s}"
         index.add(documents(source, 12, text), unit(rng, 12))
-    gone = [f"Quuxwell {s}" for s in (7, 8, 20)]
+    removed_texts = [f"Quuxwell {s}" for s in (7, 8, 20)]
     if shape == "replaced":
-        for source in gone:
+        for source in removed_texts:
             index.add([Document(f"new {source[-2:]}", "nothing", source=source)], unit(rng, 1))
-        index.remove(gone)
+        index.remove(removed_texts)
     elif shape == "cleared":
         index.clear()
     else:
-        index.remove(gone if shape == "one of many" else list(index.digests()))
+        index.remove(removed_texts if shape == "one of many" else list(index.digests()))
     index.close()  # merges the log into the file
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     data = path.read_bytes()
@@ -371,7 +371,7 @@ def test_changed_moments_are_reported_and_rebuilt(filled, statement, complaint) 
 
 
 def test_rotated_moments_are_reported(filled) -> None:
-    """Count and squared lengths stay the same."""
+    """The number and the squared lengths stay the same."""
     db = sqlite3.connect(filled)
     n, mean, scatter = db.execute("SELECT n, mean, scatter FROM tenant").fetchone()
     m, S = np.frombuffer(mean), np.frombuffer(scatter).reshape(DIM, DIM)
@@ -410,11 +410,11 @@ def test_documents_without_a_vector_are_reported_and_can_be_indexed_again(filled
     index.close()
 
 
-def test_a_scan_yields_pages_and_holds_no_lock_between_them(filled, monkeypatch) -> None:
+def test_a_scan_yields_pages_and_releases_its_lock_between_them(filled, monkeypatch) -> None:
     monkeypatch.setattr(index_checks, "SCAN_PAGE", 7)
     index = opened(filled)
     pages = index.scan()
-    next(pages)  # left open
+    next(pages)  # not read to the end
     writer = threading.Thread(target=index.remove, args=(["s3"],))
     writer.start()
     writer.join(timeout=30)
@@ -427,7 +427,7 @@ def test_a_scan_yields_pages_and_holds_no_lock_between_them(filled, monkeypatch)
         next(index.scan())
 
 
-def test_a_scan_yields_the_documents_that_a_search_can_find(filled) -> None:
+def test_a_scan_yields_the_documents_that_a_search_finds(filled) -> None:
     tamper(filled, "DELETE FROM vector WHERE key = 3")
     index = opened(filled)
     found = [d.id for documents, _ in index.scan() for d in documents]
@@ -441,25 +441,25 @@ def test_a_scan_yields_the_documents_that_a_search_can_find(filled) -> None:
     index.close()
 
 
-def test_vectors_within_the_tolerance_of_unit_length_are_no_fault(path) -> None:
+def test_vectors_within_the_tolerance_of_unit_length_are_valid(path) -> None:
     index = opened(path)
     index.add(documents("a", 50), (unit(np.random.default_rng(0), 50) * (1 + 0.9e-4)).astype(np.float32))
     assert index.check() == []
     index.close()
 
 
-def test_moments_do_not_drift(path) -> None:
-    rng, index, held = np.random.default_rng(7), opened(path), {}
-    index._db.execute("PRAGMA synchronous = OFF")  # durability is not tested here
+def test_moments_stay_accurate_over_many_changes(path) -> None:
+    rng, index, stored = np.random.default_rng(7), opened(path), {}
+    index._db.execute("PRAGMA synchronous = OFF")  # this test does not need durability
     for _ in range(2000):
         source = f"s{rng.integers(60)}"
         if rng.random() < 0.45:
             index.remove([source])
-            held.pop(source, None)
+            stored.pop(source, None)
         else:
-            held[source] = unit(rng, int(rng.integers(1, 4)))
-            index.add(documents(source, len(held[source])), held[source])
-    moments, fresh = index.moments(), CorpusMoments.of(np.concatenate(list(held.values())))
+            stored[source] = unit(rng, int(rng.integers(1, 4)))
+            index.add(documents(source, len(stored[source])), stored[source])
+    moments, fresh = index.moments(), CorpusMoments.of(np.concatenate(list(stored.values())))
     assert moments.n == fresh.n
     assert np.abs(moments.mean - fresh.mean).max() < 1e-9
     assert np.abs(moments.scatter - fresh.scatter).max() < 1e-9
@@ -494,7 +494,7 @@ def copy(large: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def linked(monkeypatch) -> list[int]:
-    """Numbers of vectors linked into a graph, per call."""
+    """Numbers of vectors added to a graph, per call."""
     counts: list[int] = []
     add = ApproximateSearch.add
 
@@ -524,7 +524,7 @@ def recall_at_1(path: Path) -> float:
     return float(np.mean(same))
 
 
-def test_the_graph_is_saved_once_loaded_and_finds_the_nearest(copy, linked) -> None:
+def test_the_saved_graph_is_loaded_and_finds_the_nearest_documents(copy, linked) -> None:
     (graph,) = graphs(copy)
     before = graph.stat().st_mtime_ns
     assert recall_at_1(copy) >= 0.99
@@ -537,7 +537,7 @@ def test_the_graph_is_saved_once_loaded_and_finds_the_nearest(copy, linked) -> N
 
 
 def test_a_loaded_graph_is_updated_with_later_changes(copy, linked) -> None:
-    index, vectors = opened(copy), clustered(2, 300)  # one that does not use the graph
+    index, vectors = opened(copy), clustered(2, 300)  # this handle does not use the graph
     index.remove([f"s{s}" for s in range(8)])
     index.add(documents("new", 150), vectors[:150])
     index.add(documents("s20", 100), vectors[150:250])
@@ -549,7 +549,7 @@ def test_a_loaded_graph_is_updated_with_later_changes(copy, linked) -> None:
     index = opened(copy, approximate_above=1000)
     assert [index.search(v, 1).hits[0].document.id for v in vectors[:3]] == ["new/0", "new/1", "new/2"]
     assert len(index.search(vectors[0], 5000).hits) >= 0.99 * index.moments().n
-    index.remove(["new"])  # updates a graph in use too
+    index.remove(["new"])  # also updates a graph in use
     assert index.search(vectors[0], 1).hits[0].document.source != "new"
     index.warm()
     index.close()
@@ -562,7 +562,7 @@ def test_a_sparse_graph_is_rebuilt(copy, linked) -> None:
     index = opened(copy, approximate_above=1000)
     index.search(clustered(0, 1)[0], 1)
     index.remove([f"s{s}" for s in range(16)])
-    for _ in range(2):  # the first search finds it sparse
+    for _ in range(2):  # the first search detects that it is sparse
         assert len(index.search(clustered(0, 1)[0], 2000).hits) >= 0.99 * 1400
     assert sum(linked) == 1400
     index.close()
@@ -611,7 +611,7 @@ def test_a_graph_newer_than_a_restored_index_is_not_used(copy, linked) -> None:
     copy.write_bytes(backup)
     linked.clear()
     index, vectors = opened(copy, approximate_above=1000), clustered(5, 600)
-    index.add(documents("instead", 600), vectors)  # the graph has these keys for other vectors
+    index.add(documents("instead", 600), vectors)  # the graph maps these keys to other vectors
     assert [index.search(v, 1).hits[0].document.id for v in vectors[:5]] == [f"instead/{i}" for i in range(5)]
     assert sum(linked) == 3600
     index.close()
@@ -657,7 +657,7 @@ def test_a_graph_that_cannot_be_saved_is_reported(copy, monkeypatch) -> None:
     index.close()
 
 
-def test_every_failure_is_a_casemate_error(path) -> None:
+def test_every_failure_raises_a_casemate_error(path) -> None:
     index = opened(path)
     for call in (lambda: index.search(np.zeros(3, np.float32), 1), lambda: index.search(np.full(DIM, np.nan), 1)):
         with pytest.raises(CasemateError, match="finite numbers"):
@@ -667,7 +667,7 @@ def test_every_failure_is_a_casemate_error(path) -> None:
 
 
 @pytest.mark.parametrize("column", ["id", "source", "digest", "title", "text", "metadata", "checksum"])
-def test_a_changed_bit_of_a_document_is_found_and_not_served(filled, column) -> None:
+def test_a_changed_bit_of_a_document_is_detected_and_not_returned(filled, column) -> None:
     bit = "UPDATE document SET {0} = {1} WHERE key = 7"
     change = "'[' || substr({0}, 2)" if column == "metadata" else "coalesce(nullif({0}, ''), 'x') || 'x'"
     tamper(filled, bit.format(column, change.format(column)))
@@ -701,7 +701,7 @@ def test_an_index_of_a_version_without_checksums_is_read_and_reported(filled) ->
     index.close()
 
 
-def test_an_index_deleted_while_open_is_not_served_from_memory(tmp_path: Path) -> None:
+def test_search_fails_if_the_file_is_deleted_while_open(tmp_path: Path) -> None:
     index = SqliteIndex(tmp_path / "index.db")
     index.open("test", DIM)
     x = np.eye(DIM, dtype=np.float32)[:2]

@@ -18,7 +18,7 @@ def unit(rng, n, dim, shift=0.4):
 
 
 def scan(E, q):
-    """The similarities themselves, which the moments summarize."""
+    """All similarities, as the oracle of the moments."""
     return E.astype(np.float64) @ q.astype(np.float64)
 
 
@@ -58,7 +58,7 @@ def test_sum_of_squares_is_n_for_unit_vectors(n, dim, shift, seed):
 
 def test_moments_stay_exact_over_many_additions_and_removals():
     rng = np.random.default_rng(3)
-    E = unit(rng, 4000, 24, shift=3.0)  # anisotropic: where uncentered float32 sums lose their digits
+    E = unit(rng, 4000, 24, shift=3.0)  # anisotropic vectors, for which uncentered float32 sums lose precision
     moments = CorpusMoments.of(E[:1000])
     for i in range(1000, 4000):
         moments = moments + CorpusMoments.of(E[i : i + 1]) - CorpusMoments.of(E[i - 1000 : i - 999])
@@ -67,7 +67,7 @@ def test_moments_stay_exact_over_many_additions_and_removals():
     np.testing.assert_allclose(moments.mean, fresh.mean, atol=1e-11)
 
 
-def test_subtracting_more_than_n_is_refused():
+def test_subtracting_more_than_n_is_rejected():
     E = unit(np.random.default_rng(0), 3, 4)
     with pytest.raises(ValueError, match="cannot remove 3 embeddings from 2"):
         CorpusMoments.of(E[:2]) - CorpusMoments.of(E)
@@ -114,12 +114,12 @@ def test_exact_threshold_has_its_level_in_simulation():
 
 
 @pytest.mark.parametrize(("n", "rho"), [(1, 0.05), (10, 0), (10, 1), (10, -0.1), (10, math.nan)])
-def test_threshold_arguments_out_of_range_are_refused(n, rho):
+def test_threshold_arguments_out_of_range_are_rejected(n, rho):
     with pytest.raises(ValueError, match="rho"):
         stats.extreme_value_threshold(n, rho)
 
 
-def test_unknown_threshold_form_is_refused():
+def test_unknown_threshold_form_is_rejected():
     with pytest.raises(ValueError, match="known: paper, gumbel, exact"):
         stats.extreme_value_threshold(10, 0.05, "papper")
 
@@ -131,7 +131,7 @@ def test_clopper_pearson_equals_scipy(successes, trials):
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(1, 0), (-1, 5), (6, 5)])
-def test_clopper_pearson_impossible_counts_are_refused(successes, trials):
+def test_clopper_pearson_impossible_counts_are_rejected(successes, trials):
     with pytest.raises(ValueError, match="successes"):
         stats.clopper_pearson(successes, trials)
 
@@ -217,7 +217,7 @@ def test_paired_bootstrap_resamples_the_same_candidates():
     assert found.high - found.low < 0.6 * math.hypot(off.high - off.low, on.high - on.low)
 
 
-def test_bootstrap_empty_or_unpaired_samples_are_refused():
+def test_bootstrap_empty_or_unpaired_samples_are_rejected():
     for a, b, count in (([], [1], 10), ([1], [], 10), ([1], [1], 0)):
         with pytest.raises(ValueError, match="resamples"):
             stats.bootstrap(naive_auc, a, b, 0, count)
@@ -258,12 +258,12 @@ def test_conformal_rate_holds_for_a_heavy_tailed_distribution():
 
 
 @pytest.mark.parametrize("rate", [0, 1, -1, math.nan])
-def test_conformal_rate_out_of_range_is_refused(rate):
+def test_conformal_rate_out_of_range_is_rejected(rate):
     with pytest.raises(ValueError, match="rate"):
         stats.conformal_threshold([1, 2], rate)
 
 
-def test_nan_scores_are_refused():
+def test_nan_scores_are_rejected():
     with pytest.raises(ValueError, match="without NaN"):
         stats.conformal_threshold([math.nan], 0.5)
 
@@ -284,7 +284,7 @@ def test_product_of_e_values_satisfies_ville_inequality():
 
 
 @pytest.mark.parametrize(("p", "kappa"), [(-0.1, 0.5), (1.1, 0.5), (math.nan, 0.5), (0.5, 0), (0.5, 1)])
-def test_e_value_arguments_out_of_range_are_refused(p, kappa):
+def test_e_value_arguments_out_of_range_are_rejected(p, kappa):
     with pytest.raises(ValueError, match="kappa"):
         stats.e_value(p, kappa)
 

@@ -1,6 +1,6 @@
-"""Two gateways on one event store that fails at random: nothing acknowledged is lost, no answer leaves unguarded.
+"""Two gateways on one event store that fails at random: no acknowledged event is lost, and no answer is unguarded.
 
-Faults are real where a test can cause them, and raised by the database itself otherwise (Postgres: a full disk).
+Faults are real where a test can cause them. Otherwise the database itself raises them (Postgres: a full disk).
 """
 
 from __future__ import annotations
@@ -31,12 +31,10 @@ RATE, ROUNDS = 0.25, 16
 DISK_FULL = "DO $$ BEGIN RAISE EXCEPTION 'no space left on device' USING ERRCODE = 'disk_full'; END $$"
 
 
-class Faults:
-    """Lets some transactions of a store fail, as its database would.
+class FaultInjector:
+    """Makes some transactions of a store fail, with the errors of its database.
 
-    Attributes:
-        on: Whether transactions fail now.
-        hits: How many failed or waited.
+    Attributes: on: Whether faults are active. hits: Number of failed or delayed transactions.
     """
 
     def __init__(self, store, url, kind, rng):
@@ -61,7 +59,7 @@ class Faults:
         raw = connection.connection.dbapi_connection
         full, read_only = self._happens("full"), self._happens("read-only")
         if self.lite:
-            raw.execute(f"PRAGMA max_page_count = {1 if full else 10**9}")  # at least the present size
+            raw.execute(f"PRAGMA max_page_count = {1 if full else 10**9}")  # at least the current size
             raw.execute(f"PRAGMA query_only = {int(read_only)}")
         if full:
             self._fail(raw, "CREATE TABLE filler AS SELECT zeroblob(1000000) AS x" if self.lite else DISK_FULL)
@@ -80,7 +78,7 @@ class Faults:
             raise OperationalError("insert", {}, error) from error
 
     def _lock(self):
-        """Another process writes for a while."""
+        """Simulates another process that writes for a while."""
         if self.lite:
             other = sqlite3.connect(self.url.removeprefix("sqlite:///"), check_same_thread=False, isolation_level=None)
             begin = "BEGIN IMMEDIATE"
@@ -88,7 +86,7 @@ class Faults:
             other, begin = psycopg.connect(self.url), "LOCK TABLE casemate_events IN EXCLUSIVE MODE NOWAIT"
         try:
             other.execute(begin)
-        except (sqlite3.Error, psycopg.Error):  # it is locked already
+        except (sqlite3.Error, psycopg.Error):  # it is already locked
             other.close()
         else:
             threading.Timer(0.4, other.close).start()
@@ -102,13 +100,11 @@ class Faults:
                 other.execute("SELECT pg_terminate_backend(%s)", [raw.info.backend_pid])
 
 
-class Clients:
-    """Changes documents and asks; knows what was acknowledged.
+class GatewayClients:
+    """Changes documents and asks questions; records acknowledged changes and answers.
 
-    Attributes:
-        versions: The versions that a source may have.
-        answered: Ids of the answers that a client received.
-        early: Of these, those whose verdict was not in the database when the answer arrived.
+    Attributes: versions: The versions that a source may have. answered: Ids of the answers that a client received.
+    early: Answers whose verdict was not in the database when they arrived.
     """
 
     def __init__(self, url):
@@ -148,7 +144,7 @@ class Clients:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "read-only", "slow", "locked", "cut", "reply lost"])
-def test_what_was_acknowledged_is_there_after_the_event_store_failed(url, kind, tmp_path, monkeypatch):
+def test_acknowledged_changes_and_verdicts_survive_faults_of_the_event_store(url, kind, tmp_path, monkeypatch):
     monkeypatch.setattr(database, "BUSY_S", 0.2)
     monkeypatch.setattr(state, "WRITE_TIMEOUT_S", 0.3)
     rng = random.Random(kind)
@@ -158,11 +154,11 @@ def test_what_was_acknowledged_is_there_after_the_event_store_failed(url, kind, 
             app = make(tmp_path, defenses=(HideNamed("d3"),), requests_per_minute=10**6)
             store = opened.enter_context(closing(SqlEventStore(Secret(url), retry_s=0.05)))
             app = replace(app, store=store, guard=app.guard.instrumented(store=store))
-            faults.append(Faults(store, url, kind, rng))
+            faults.append(FaultInjector(store, url, kind, rng))
             gateways.append(opened.enter_context(client(app, key(app, "admin"))))
         for http in gateways:
             wait_for(lambda at=http: at.get("/v1/models").status_code == 200)
-        clients = opened.enter_context(closing(Clients(url)))
+        clients = opened.enter_context(closing(GatewayClients(url)))
         for fault in faults:
             fault.on = True
         for number in range(ROUNDS):
@@ -181,6 +177,6 @@ def test_what_was_acknowledged_is_there_after_the_event_store_failed(url, kind, 
     with closing(SqliteIndex(tmp_path / "index.db")) as index:
         index.open(BagOfWords.fingerprint, 256)
         assert index.check() == []
-        held = {d.source: d.text.split()[0] for documents, _ in index.scan() for d in documents}
+        stored = {d.source: d.text.split()[0] for documents, _ in index.scan() for d in documents}
     for source, allowed in clients.versions.items():
-        assert held.get(source, "absent") in allowed | ({"absent"} if len(allowed) > 1 else set()), source
+        assert stored.get(source, "absent") in allowed | ({"absent"} if len(allowed) > 1 else set()), source

@@ -1,4 +1,4 @@
-"""Questions in documents: which labels a collection uses, and what remains of a document."""
+"""Questions in documents: detection of their labels in a collection, and separation from the rest of the text."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ LETTER = "Dear Dr Ito,\n\nSubject: Herons\nThe herons are back."
         ([], ()),
     ],
 )
-def test_labels_of_a_collection(texts, labels):
+def test_question_labels_are_detected_in_a_collection(texts, labels):
     assert question_labels(texts) == labels
 
 
@@ -50,7 +50,7 @@ def test_labels_of_a_collection(texts, labels):
         (REPORT, ("Patient", HEADING), "", REPORT),
     ],
 )
-def test_a_document_is_cut_into_question_and_rest(text, labels, question, rest):
+def test_a_document_is_split_into_question_and_rest(text, labels, question, rest):
     assert (stored_question(text, labels), without_question(text, labels)) == (question, rest)
 
 

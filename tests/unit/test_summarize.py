@@ -24,8 +24,8 @@ QUESTION = "What does the repair of the north bridge cost?"
 
 
 @dataclass
-class Reader(Generator):
-    """Repeats its context, and records the prompts."""
+class EchoReader(Generator):
+    """Repeats its context and records the prompts."""
 
     prompts: list = field(default_factory=list)
 
@@ -36,8 +36,8 @@ class Reader(Generator):
 
 
 @dataclass
-class Writer(Generator):
-    """Writes a given summary per document in pieces, or raises a given error; the first is slowest."""
+class FakeSummarizer(Generator):
+    """Streams a given summary per document in pieces, or raises a given error. The first summary is the slowest."""
 
     written: dict
     prompts: list = field(default_factory=list)
@@ -47,17 +47,17 @@ class Writer(Generator):
         for _ in range(3 - len(self.prompts)):
             await asyncio.sleep(0)
         (document,) = prompt.context
-        said = self.written[document.id]
-        if isinstance(said, Exception):
-            raise said
-        for char in said:
+        summary = self.written[document.id]
+        if isinstance(summary, Exception):
+            raise summary
+        for char in summary:
             yield char
 
 
 def read(defense, *texts, question=QUESTION):
     context = tuple(Document(f"d{i}", text, "title", "source", metadata={"i": i}) for i, text in enumerate(texts))
     prompt = Prompt(question, context, "Answer.")
-    asyncio.run(join_stream(defense.on_generate(reader := Reader()).stream(prompt)))
+    asyncio.run(join_stream(defense.on_generate(reader := EchoReader()).stream(prompt)))
     return reader.prompts[0]
 
 
@@ -108,44 +108,44 @@ class TestModel:
 
     def test_reads_extracts_while_the_retrieval_keeps_the_documents(self, tmp_path):
         index = SqliteIndex(tmp_path / "i.db")
-        held = [Document("a", TEXT), Document("b", "The heron nests late. It rained.")]
+        context_documents = [Document("a", TEXT), Document("b", "The heron nests late. It rained.")]
         answers = {}
         for enforce in (True, False):
-            guard = Guard(Rag(BagOfWords(), index, Reader()), [Summarize()], enforce=enforce)
-            asyncio.run(guard.add(held))
+            guard = Guard(Rag(BagOfWords(), index, EchoReader()), [Summarize()], enforce=enforce)
+            asyncio.run(guard.add(context_documents))
             answers[enforce] = asyncio.run(guard.ask(Query(QUESTION)))
         index.close()
         assert answers[True].text == f"<a: {extract_sentences(QUESTION, TEXT, 2)}>"
         assert TEXT in answers[False].text
         scores = [[(h.document, h.score) for h in answer.retrieval.hits] for answer in answers.values()]
-        assert scores[0] == scores[1] and {d.text for d, _ in scores[0]} == {d.text for d in held}
+        assert scores[0] == scores[1] and {d.text for d, _ in scores[0]} == {d.text for d in context_documents}
 
 
 class TestWriter:
     def test_summarizes_each_chunk_for_the_question(self):
-        writer = Writer({"d0": " Repair: 4.2 million. ", "d1": "A landmark."})
+        writer = FakeSummarizer({"d0": " Repair: 4.2 million. ", "d1": "A landmark."})
         prompt = read(Summarize(sentences=3, writer=writer), TEXT, "The bridge is a landmark.")
         assert [d.text for d in prompt.context] == ["Repair: 4.2 million.", "A landmark."]
         assert [p.context[0].text for p in writer.prompts] == [TEXT, "The bridge is a landmark."]
         assert all(QUESTION in p.question and "3 short sentences" in p.question for p in writer.prompts)
 
-    def test_can_find_nothing(self):
-        writer = Writer({"d0": "NOTHING.", "d1": "", "d2": "Nothing was closed."})
+    def test_a_chunk_without_relevant_content_has_no_summary(self):
+        writer = FakeSummarizer({"d0": "NOTHING.", "d1": "", "d2": "Nothing was closed."})
         assert [d.text for d in read(Summarize(writer=writer), TEXT, TEXT, TEXT).context] == ["Nothing was closed."]
 
     def test_failure_falls_back_to_an_extract(self, caplog):
-        writer = Writer({"d0": BackendError("it is down", backend="fake", retryable=True), "d1": "A landmark."})
+        writer = FakeSummarizer({"d0": BackendError("it is down", backend="fake", retryable=True), "d1": "A landmark."})
         prompt = read(Summarize(writer=writer), TEXT, "The bridge is a landmark.")
         assert [d.text for d in prompt.context] == [extract_sentences(QUESTION, TEXT, 2), "A landmark."]
         assert "the writer failed; using an extract: it is down" in caplog.text
         assert "Divers" not in caplog.text
 
     def test_question_with_braces_is_unchanged(self):
-        writer = Writer({"d0": "A."})
+        writer = FakeSummarizer({"d0": "A."})
         read(Summarize(writer=writer), TEXT, question="What is {nothing} {0}?")
         assert "What is {nothing} {0}?" in writer.prompts[0].question
 
 
-def test_zero_sentences_are_refused():
+def test_zero_sentences_are_rejected():
     with pytest.raises(ConfigError, match="summarize: sentences=0"):
         Summarize(sentences=0)

@@ -1,4 +1,4 @@
-"""Synthetic questions: shares of the kinds, reproducibility, and no empty question for any document."""
+"""Synthetic questions: proportions of the kinds, reproducibility, and robustness against unusual documents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-def test_parts_of_addresses_and_tags_are_not_asked_about():
+def test_questions_use_no_parts_of_urls_or_tags():
     text = "Ask for [the blue form](https://a.example/travel-desk/list.html) before a trip to <b>Turku</b>.<br>Thanks."
     asked = " ".join(generate_questions([Document("form", text)], 200, rng())).lower()
     assert "turku" in asked
@@ -46,7 +46,7 @@ def test_kinds_have_equal_shares():
     shapes = Counter(shape(question) for question in made)
     frames = shapes["open"] + shapes["relation"]
     assert frames == 200
-    assert 80 <= shapes["relation"] <= 100  # the sentence about the market may have only one phrase
+    assert 80 <= shapes["relation"] <= 100  # the sentence about the market may contain only one phrase
     assert shapes["fact"] == 100
     assert shapes["short"] == 200
     assert len(set(made)) > 200
@@ -69,33 +69,33 @@ def test_every_kind_uses_words_of_the_document(kind):
         assert len(made.split()) <= 18
 
 
-def test_lengths_of_keyword_and_fact_questions():
+def test_keyword_questions_are_short_and_topic_questions_have_no_stop_words():
     for seed in range(40):
         assert 1 <= len(_QuestionGenerator(BRIDGE, rng(seed)).generate("keywords").split()) <= 3
         assert len(_QuestionGenerator(BRIDGE, rng(seed)).generate("fact").split()) >= 3
         assert not STOP_WORDS & set(words(_QuestionGenerator(BRIDGE, rng(seed)).generate("topic")))
 
 
-def test_questions_are_far_shorter_than_the_document():
+def test_questions_are_shorter_than_a_quarter_of_the_document():
     made = generate_questions([BRIDGE], 200, rng())
     assert np.mean([len(q.split()) for q in made]) < len(BRIDGE.content.split()) / 4
 
 
-def test_questions_depend_on_the_seed_only():
+def test_questions_are_reproducible_from_the_seed():
     assert generate_questions([BRIDGE, MARKET], 60, rng(3)) == generate_questions([BRIDGE, MARKET], 60, rng(3))
     assert generate_questions([BRIDGE, MARKET], 60, rng(3)) != generate_questions([BRIDGE, MARKET], 60, rng(4))
 
 
 def test_questions_cover_all_documents():
-    held = [
+    corpus = [
         Document(f"d{i}", f"Report about topic{i} written by clerk{i} in room{i} of house{i} on day{i}")
         for i in range(30)
     ]
-    made = " ".join(generate_questions(held, 600, rng()))
+    made = " ".join(generate_questions(corpus, 600, rng()))
     assert {i for i in range(30) if re.search(rf"\b(topic|clerk|room|house|day){i}\b", made)} == set(range(30))
 
 
-def test_count_zero_gives_no_questions():
+def test_a_count_of_zero_gives_no_questions():
     assert generate_questions([BRIDGE], 0, rng()) == []
 
 

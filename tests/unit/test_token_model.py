@@ -31,8 +31,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
 
 
 @cache
-def read_in(data: Path, name: str) -> CausalLM:
-    """A model of the trained pair, or a skip."""
+def load_or_skip(data: Path, name: str) -> CausalLM:
+    """Loads a model of the trained pair, or skips the test."""
     folder = data.parent / "models" / name
     if not folder.is_dir():
         pytest.skip(f"no model at {folder}")
@@ -41,20 +41,20 @@ def read_in(data: Path, name: str) -> CausalLM:
 
 @pytest.fixture(params=["draft", "reference"])
 def trained(data: Path, request: pytest.FixtureRequest) -> CausalLM:
-    return read_in(data, request.param)
+    return load_or_skip(data, request.param)
 
 
 @pytest.fixture(params=["tiny", "draft", "reference"])
 def model(request: pytest.FixtureRequest, tiny: CausalLM) -> CausalLM:
-    return tiny if request.param == "tiny" else read_in(request.getfixturevalue("data"), request.param)
+    return tiny if request.param == "tiny" else load_or_skip(request.getfixturevalue("data"), request.param)
 
 
 def drawn(model: CausalLM, count: int, seed: int = 0) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(3, len(model.vocabulary), count)]
 
 
-def in_one_pass(model: CausalLM, prompt: list[int], answer: list[int]) -> Any:
-    """Logits after every position of the answer by transformers directly: the oracle."""
+def logits_in_one_pass(model: CausalLM, prompt: list[int], answer: list[int]) -> Any:
+    """Oracle: logits after every position of the answer, computed by transformers directly."""
     with torch.no_grad():
         out = model._model(torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0]
     return out[len(prompt) - 1 :, : len(model.vocabulary)].numpy()
@@ -65,9 +65,9 @@ def kept(reading: Any) -> list[Any]:
 
 
 class TestSession:
-    def test_equals_one_pass(self, model: CausalLM) -> None:
+    def test_logits_equal_those_of_one_pass(self, model: CausalLM) -> None:
         prompt, answer = drawn(model, 12), drawn(model, 20, 1)
-        expected = in_one_pass(model, prompt, answer)
+        expected = logits_in_one_pass(model, prompt, answer)
         reading = model.begin([prompt])
         assert reading.read([])[0, 0] == pytest.approx(expected[0], abs=5e-4)
         for i in range(1, 21):
@@ -76,7 +76,7 @@ class TestSession:
         assert found.shape == (1, 21, len(model.vocabulary)) and found.dtype == np.float32
         assert found[0] == pytest.approx(expected, abs=5e-4)
 
-    def test_after_a_roll_back_equals_a_new_session(self, model: CausalLM) -> None:
+    def test_a_session_equals_a_new_one_after_a_rollback(self, model: CausalLM) -> None:
         rng = np.random.default_rng(5)
         prompt, truth = drawn(model, 9), drawn(model, 24, 1)
         reading, done = model.begin([prompt]), 0
@@ -84,10 +84,10 @@ class TestSession:
             right = int(rng.integers(0, 5))
             tried = [*truth[: done + right], *drawn(model, 4 - right, seed=done)]
             found = reading.read(tried, 5)[0]
-            assert found == pytest.approx(in_one_pass(model, prompt, tried)[-5:], abs=5e-4)
+            assert found == pytest.approx(logits_in_one_pass(model, prompt, tried)[-5:], abs=5e-4)
             done += right
 
-    def test_the_cache_after_a_roll_back_is_bit_identical(self, model: CausalLM) -> None:
+    def test_the_cache_after_a_rollback_is_bit_identical(self, model: CausalLM) -> None:
         prompt, answer = drawn(model, 10), drawn(model, 8, 1)
         reading = model.begin([prompt])
         reading.read(answer)
@@ -97,8 +97,8 @@ class TestSession:
         assert reading._roll_back(answer, places) == places
         assert all(torch.equal(a, b) for a, b in zip(was, kept(reading), strict=True))
 
-    def test_rolled_back_tokens_leave_no_trace(self, model: CausalLM) -> None:
-        """Two sessions make the same passes with different guesses in between."""
+    def test_rolled_back_tokens_do_not_affect_later_logits(self, model: CausalLM) -> None:
+        """Two sessions make the same passes with different rejected tokens in between."""
         prompt, truth = drawn(model, 10), drawn(model, 24, 1)
         one, other = model.begin([prompt]), model.begin([prompt])
         for done in range(0, 20, 2):
@@ -117,9 +117,9 @@ class TestSession:
             found = together.read(text, last)
             assert found.shape == (3, last, len(model.vocabulary))
             for row, prompt in zip(found, prompts, strict=True):
-                assert row == pytest.approx(in_one_pass(model, prompt, text)[-last:], abs=5e-4)
+                assert row == pytest.approx(logits_in_one_pass(model, prompt, text)[-last:], abs=5e-4)
 
-    def test_several_prompts_are_read_in_one_pass(self, tiny: CausalLM) -> None:
+    def test_several_prompts_are_processed_in_one_pass(self, tiny: CausalLM) -> None:
         passes: list[int] = []
         hook = tiny._model.register_forward_hook(lambda *_: passes.append(1))
         reading = tiny.begin([drawn(tiny, n, n) for n in (12, 3, 7)])
@@ -128,7 +128,7 @@ class TestSession:
         assert len(passes) == 1
         hook.remove()
 
-    def test_reads_new_tokens_only(self, tiny: CausalLM) -> None:
+    def test_a_pass_processes_only_new_tokens(self, tiny: CausalLM) -> None:
         lengths: list[int] = []
         hook = tiny._model.register_forward_pre_hook(
             lambda _, args, given: lengths.append(given["input_ids"].shape[1]), with_kwargs=True
@@ -152,11 +152,11 @@ class TestSession:
             tiny.begin([[5]]).read([6, 7], last)
 
     @pytest.mark.parametrize("prompts", [[], [[]], [[5], []]])
-    def test_an_empty_prompt_is_refused(self, tiny: CausalLM, prompts: list[list[int]]) -> None:
+    def test_an_empty_prompt_is_rejected(self, tiny: CausalLM, prompts: list[list[int]]) -> None:
         with pytest.raises(BackendError, match="there is no prompt, or an empty one"):
             tiny.begin(prompts)
 
-    def test_too_many_tokens_are_refused(self, tiny: CausalLM) -> None:
+    def test_too_many_tokens_are_rejected(self, tiny: CausalLM) -> None:
         with pytest.raises(BackendError, match=rf"have {LENGTH + 1} tokens, but it reads {LENGTH}; use fewer"):
             tiny.begin([drawn(tiny, LENGTH + 1)])
         reading = tiny.begin([drawn(tiny, LENGTH - 3)])
@@ -178,7 +178,7 @@ class TestSession:
         with pytest.raises(BackendError, match=r"failed on cpu \(OutOfMemoryError\); use shorter texts") as caught:
             reading.read(answer)
         assert "secret" not in str(caught.value)
-        assert reading.read(answer)[0] == pytest.approx(in_one_pass(tiny, prompt, answer)[-1:], abs=5e-4)
+        assert reading.read(answer)[0] == pytest.approx(logits_in_one_pass(tiny, prompt, answer)[-1:], abs=5e-4)
         hook.remove()
 
     def test_weights_that_return_nan_raise(self, tmp_path: Path) -> None:
@@ -190,12 +190,12 @@ class TestSession:
 
 
 class TestModel:
-    def test_is_found_by_its_role(self) -> None:
+    def test_the_model_is_registered_as_a_token_model(self) -> None:
         assert plugins.names("token_model") == ["transformers"]
         assert TokenModel in plugins.load("token_model", "transformers").__mro__
 
-    def test_the_trained_pair_has_one_vocabulary(self, data: Path) -> None:
-        one, other = (read_in(data, name) for name in ("draft", "reference"))
+    def test_the_trained_pair_shares_a_vocabulary(self, data: Path) -> None:
+        one, other = (load_or_skip(data, name) for name in ("draft", "reference"))
         assert one.vocabulary == other.vocabulary
         assert len(one.vocabulary) == 3072
         assert one.ends == {2}
@@ -222,10 +222,10 @@ class TestModel:
         async def written() -> str:
             return "".join([chunk async for chunk in trained.stream(prompt)])
 
-        reading, said = trained.begin([trained.encode(prompt)]), list[int]()
-        while len(said) < 60 and (not said or said[-1] not in trained.ends):
-            said.append(int(reading.read(said)[0, -1].argmax()))
-        assert trained.text(said).strip() == asyncio.run(written()) == "The home city of Okwu is Port Snaw."
+        reading, generated = trained.begin([trained.encode(prompt)]), list[int]()
+        while len(generated) < 60 and (not generated or generated[-1] not in trained.ends):
+            generated.append(int(reading.read(generated)[0, -1].argmax()))
+        assert trained.text(generated).strip() == asyncio.run(written()) == "The home city of Okwu is Port Snaw."
 
     def test_flops_are_two_per_parameter_and_attention(self, tiny: CausalLM) -> None:
         parameters = sum(p.numel() for p in tiny._model.parameters())
@@ -247,7 +247,7 @@ class TestModel:
         found = half.begin([drawn(half, 5), drawn(half, 3)]).read([5, 6], 2)
         assert found.dtype == np.float32 and np.isfinite(found).all()
 
-    def test_a_model_that_does_not_fit_on_its_device_is_refused(
+    def test_a_model_that_does_not_fit_on_its_device_is_an_error(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         folder = saved(tmp_path)

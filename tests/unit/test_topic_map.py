@@ -16,7 +16,7 @@ def documents():
     return topical()
 
 
-def test_a_topic_map_is_an_svg_file_with_every_drawn_chunk_and_both_figures(documents):
+def test_a_topic_map_is_an_svg_file_with_every_chunk_and_both_metrics(documents):
     E = BagOfWords().embed([d.content for d in documents])
     labels = np.array([NOISE if i % 9 == 0 else i % TOPICS for i in range(len(E))])
     text = picture(E, apply_map(E, drawn(documents, BagOfWords()).weights), labels)
@@ -26,7 +26,7 @@ def test_a_topic_map_is_an_svg_file_with_every_drawn_chunk_and_both_figures(docu
     assert "href" not in text
     dots = [p.get("d").count("M") for p in root.iter(f"{name}path")]
     assert sum(dots) == 2 * len(E)
-    said = " ".join(t.text for t in root.iter(f"{name}text"))
-    assert len(re.findall(r"silhouette -?\.\d\d", said)) == 2
-    assert len(re.findall(r"neighbors of another topic \d", said)) == 2
-    assert "180 chunks, 6 topics, 11 % without one" in said
+    svg_text = " ".join(t.text for t in root.iter(f"{name}text"))
+    assert len(re.findall(r"silhouette -?\.\d\d", svg_text)) == 2
+    assert len(re.findall(r"neighbors of another topic \d", svg_text)) == 2
+    assert "180 chunks, 6 topics, 11 % without one" in svg_text

@@ -1,4 +1,4 @@
-"""What is read from spans of each convention, and from exported files."""
+"""Content of spans in each convention, and of exported files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def content(attributes, *events):
 
 
 def messages(role, text):
-    """Messages as the present conventions write them."""
+    """Messages in the format of the current conventions."""
     parts = [{"type": "text", "content": text}]
     return [{"role": "system", "parts": [{"type": "text", "content": "Be brief."}]}, {"role": role, "parts": parts}]
 
@@ -46,11 +46,11 @@ LANGCHAIN = {
     "attributes",
     [
         {**CHAT, **IN, **OUT},
-        {**CHAT, "gen_ai.input.messages": messages("user", ASKED), **OUT},  # structured, as events have it
+        {**CHAT, "gen_ai.input.messages": messages("user", ASKED), **OUT},  # structured, as in events
         {**CHAT, "gen_ai.prompt.0.role": "system", "gen_ai.prompt.0.content": "Be brief.",
          "gen_ai.prompt.1.role": "user", "gen_ai.prompt.1.content": ASKED,
          "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": SAID},
-        {"gen_ai.system": "openai", "gen_ai.prompt": ASKED, "gen_ai.completion": SAID},  # before 1.27
+        {"gen_ai.system": "openai", "gen_ai.prompt": ASKED, "gen_ai.completion": SAID},  # before version 1.27
         {"openinference.span.kind": "CHAIN", "input.value": ASKED, "output.value": SAID},
         {"openinference.span.kind": "CHAIN", "input.value": json.dumps({"question": ASKED, "history": []}),
          "output.value": json.dumps({"answer": SAID, "source_documents": []})},
@@ -71,7 +71,7 @@ LANGCHAIN = {
          "output.value": {"choices": [{"message": {"role": "assistant", "content": SAID}}]}},
     ],
 )  # fmt: skip
-def test_question_and_answer_are_found(attributes):
+def test_question_and_answer_are_extracted(attributes):
     found = content(attributes)
     assert (found.question, found.answer) == (ASKED, SAID)
 
@@ -86,19 +86,19 @@ def test_question_and_answer_are_found(attributes):
         [("gen_ai.client.inference.operation.details", {**IN, **OUT})],
     ],
 )  # fmt: skip
-def test_texts_in_events_are_found(events):
+def test_texts_in_events_are_extracted(events):
     found = content(CHAT, *events)
     assert (found.question, found.answer, found.place) == (ASKED, SAID, QuestionPlace.MODEL)
 
 
-def test_names_and_operations_are_published():
+def test_attribute_names_and_operations_are_in_the_published_conventions():
     semconv = pytest.importorskip("opentelemetry.semconv._incubating.attributes.gen_ai_attributes")
     published = {value for name, value in vars(semconv).items() if name.isupper()}
     assert {
         name for name in (*CHAT, *IN, *OUT, "gen_ai.retrieval.documents") if name.startswith("gen_ai.")
     } <= published
     operations = {value.value for value in semconv.GenAiOperationNameValues}
-    without = {"embeddings", "create_agent", "execute_tool"}  # their inputs are no questions of users
+    without = {"embeddings", "create_agent", "execute_tool"}  # their inputs are not questions of users
     assert operations - without <= KINDS.keys() and not without & KINDS.keys()
 
 
@@ -118,18 +118,18 @@ def test_names_and_operations_are_published():
          [("d1", "a.md"), ("d2", "b.md")]),
     ],
 )  # fmt: skip
-def test_documents_of_a_retrieval_are_found(attributes, documents):
+def test_documents_of_a_retrieval_span_are_extracted(attributes, documents):
     found = content(attributes)
     assert (found.question, found.answer, found.place) == (ASKED, None, QuestionPlace.RETRIEVAL)
     assert list(found.documents) == documents
 
 
 @pytest.mark.parametrize("kind", ["EMBEDDING", "TOOL", "GUARDRAIL", "EVALUATOR", "something new"])
-def test_texts_of_other_kinds_are_no_questions(kind):
+def test_texts_in_other_span_kinds_are_not_questions(kind):
     assert content({"openinference.span.kind": kind, "input.value": ASKED, "output.value": SAID}).empty
 
 
-def test_verdicts_of_the_gateway_are_found():
+def test_verdicts_of_the_gateway_are_extracted():
     verdicts = [("verdict", {"casemate.flagged": flag, "casemate.defense": "mirabel"}) for flag in (False, True)]
     assert content({"http.route": "/v1/chat/completions"}, *verdicts).flagged is True
     assert content({"http.route": "/v1/chat/completions"}, verdicts[0]).flagged is False
@@ -150,15 +150,15 @@ NAMES = "input.value output.value gen_ai.input.messages gen_ai.output.messages g
 
 
 @given(st.sampled_from(sorted(KINDS)), st.dictionaries(st.sampled_from(NAMES), json_values))
-def test_any_values_are_read_without_an_error(kind, attributes):
+def test_arbitrary_attribute_values_cause_no_error(kind, attributes):
     attributes = {"openinference.span.kind": kind, **attributes}
     plain = content(attributes)
     assert isinstance(plain.question, str)
     encoded = {n: json.dumps(v) if isinstance(v, list | dict) else v for n, v in attributes.items()}
-    assert content(encoded).question == plain.question  # JSON in a string means the same
+    assert content(encoded).question == plain.question  # JSON in a string has the same meaning
 
 
-def test_json_that_is_nested_deep_is_given_up():
+def test_deeply_nested_json_is_ignored():
     assert content({"openinference.span.kind": "CHAIN", "input.value": '{"input":' * 50_000}).question
     nested: object = ASKED
     for _ in range(30):
@@ -166,7 +166,7 @@ def test_json_that_is_nested_deep_is_given_up():
     assert content({"openinference.span.kind": "CHAIN", "input.value": nested}).question == ""
 
 
-def test_an_id_that_is_a_text_is_replaced_by_its_hash():
+def test_a_text_as_document_id_is_replaced_by_its_hash():
     text = "Mrs. Miller has diabetes. " * 20
     attributes = {"openinference.span.kind": "RETRIEVER", "retrieval.documents.0.document.id": text}
     ((name, _),) = content(attributes).documents
@@ -209,7 +209,7 @@ def written(folder, name, text):
      (NESTED, "openinference"), (ROW, "openinference"), (OTLP, "otlp")],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz", "page.json"])
-def test_exports_are_read_in_every_form(tmp_path, record, kind, name):
+def test_exports_in_every_format_are_read(tmp_path, record, kind, name):
     text = json.dumps({"data": [record], "meta": {"page": 1}} if name == "page.json" else record)
     found = read_export(written(tmp_path, name, f"{text}\n\n{text}" if name.endswith("l") else text), NOW)
     assert (found.formats, found.skipped) == ({kind: 2 if name.endswith("l") else 1}, {})
@@ -218,7 +218,7 @@ def test_exports_are_read_in_every_form(tmp_path, record, kind, name):
     assert (found.spans[0].start - datetime(2026, 2, 28, 10, tzinfo=UTC)).total_seconds() in (0, 1)
 
 
-def test_a_trace_of_langfuse_has_its_observations(tmp_path):
+def test_a_langfuse_trace_includes_its_observations(tmp_path):
     path = written(
         tmp_path, "t.json", json.dumps([{**TRACE, "observations": [OBSERVATION, {**OBSERVATION, "id": "o3"}]}])
     )
@@ -230,7 +230,7 @@ def test_a_trace_of_langfuse_has_its_observations(tmp_path):
     ]
 
 
-def test_a_table_of_langfuse_is_read(tmp_path):
+def test_a_langfuse_table_is_read(tmp_path):
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         table = csv.DictWriter(file, [*BLOB])
         table.writeheader()
@@ -239,7 +239,7 @@ def test_a_table_of_langfuse_is_read(tmp_path):
     assert (read_content(span).question, read_content(span).answer) == (ASKED, SAID)
 
 
-def test_spans_that_the_real_sdk_prints_are_read(tmp_path):
+def test_console_output_of_the_real_sdk_is_read(tmp_path):
     trace = pytest.importorskip("opentelemetry.sdk.trace")
     tracer = trace.TracerProvider().get_tracer("app")
     with tracer.start_as_current_span("chat m", attributes={**CHAT, **IN}) as span:
@@ -263,7 +263,7 @@ def test_spans_that_the_real_sdk_prints_are_read(tmp_path):
         ("a.csv", "a,b\n1,2\n", "keys a, b"),
     ],
 )
-def test_other_files_are_refused_with_a_reason(tmp_path, name, text, reason):
+def test_other_files_are_rejected_with_a_reason(tmp_path, name, text, reason):
     path = written(tmp_path, name, text)
     if reason is None:
         path.write_bytes(b"no gzip")
@@ -271,7 +271,7 @@ def test_other_files_are_refused_with_a_reason(tmp_path, name, text, reason):
         read_export(path, NOW)
 
 
-def test_keys_are_named_in_errors_and_values_are_not(tmp_path):
+def test_errors_contain_keys_and_no_values(tmp_path):
     path = written(tmp_path, "a.json", json.dumps({"secret_question": "Mrs. Miller"}))
     with pytest.raises(DataError, match="secret_question") as caught:
         read_export(path, NOW)
@@ -290,7 +290,7 @@ def test_damaged_records_are_counted_and_the_others_are_read(tmp_path):
     }
 
 
-def test_a_file_that_is_too_large_is_refused(tmp_path, monkeypatch):
+def test_a_file_that_is_too_large_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr("casemate.monitor.traces.exports.MAX_BYTES", 1_000_000)
     with pytest.raises(DataError, match="more than 1,000,000 bytes uncompressed; export shorter periods"):
         read_export(written(tmp_path, "a.json.gz", "0" * 5_000_000), NOW)

@@ -1,4 +1,4 @@
-"""OTLP requests against the real SDK's encoder, and hostile bodies."""
+"""OTLP requests: equality with the real SDK's encoder, and malicious request bodies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def otlp_json(request: ExportTraceServiceRequest) -> dict:
-    """The request as the OTLP specification maps it to JSON: protobuf's own mapping, but ids in hexadecimal."""
+    """The request in OTLP's JSON mapping: that of protobuf, except for hexadecimal ids."""
     found = MessageToDict(request)
     for resource, raw in zip(found.get("resourceSpans", ()), request.resource_spans, strict=True):
         for scope, raw_scope in zip(resource.get("scopeSpans", ()), raw.scope_spans, strict=True):
@@ -81,8 +81,8 @@ attributes = st.lists(st.tuples(st.text(min_size=1, max_size=8), values), max_si
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(attributes, st.integers(0, 2**64 - 1), st.booleans()), max_size=4))
-def test_both_encodings_of_any_request_mean_the_same(rows):
-    """Oracle: the official library encodes; what it writes as protobuf and as JSON must be read as the same spans."""
+def test_both_encodings_of_a_request_give_the_same_spans(rows):
+    """Oracle: the official library encodes each request as protobuf and as JSON."""
     request = ExportTraceServiceRequest()
     scope = request.resource_spans.add().scope_spans.add()
     for number, (given_attributes, start, valid) in enumerate(rows, 1):
@@ -90,31 +90,31 @@ def test_both_encodings_of_any_request_mean_the_same(rows):
         span.start_time_unix_nano = start
         span.name, span.status.message, span.dropped_links_count = "unread", "fields", 3
         for key, value in given_attributes:
-            _fill(span.attributes.add(key=key).value, value)
-            _fill(span.events.add(name=key).attributes.add(key="k").value, value)
+            _set_message_field(span.attributes.add(key=key).value, value)
+            _set_message_field(span.events.add(name=key).attributes.add(key="k").value, value)
     binary = parse_protobuf(request.SerializeToString(), NOW)
     assert binary == parse_json(json.dumps(otlp_json(request)).encode(), NOW)
     assert (len(binary.spans), binary.rejected) == (sum(r[2] for r in rows), sum(not r[2] for r in rows))
 
 
-def _fill(message, value):
+def _set_message_field(message, value):
     """Writes a value in the JSON mapping into a protobuf message."""
     (kind, content), *_ = value.items()
     if kind == "arrayValue":
         message.array_value.SetInParent()
         for one in content["values"]:
-            _fill(message.array_value.values.add(), one)
+            _set_message_field(message.array_value.values.add(), one)
     elif kind == "kvlistValue":
         message.kvlist_value.SetInParent()
         for one in content["values"]:
-            _fill(message.kvlist_value.values.add(key=one["key"]).value, one["value"])
+            _set_message_field(message.kvlist_value.values.add(key=one["key"]).value, one["value"])
     else:
         name = {"stringValue": "string_value", "boolValue": "bool_value", "intValue": "int_value"}
         setattr(message, name.get(kind, "double_value"), int(content) if kind == "intValue" else content)
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes_are_read_or_refused_with_a_reason(body):
+def test_arbitrary_bytes_are_read_or_rejected_with_a_reason(body):
     for parse in (parse_protobuf, parse_json):
         try:
             parse(body, NOW)
@@ -123,7 +123,7 @@ def test_any_bytes_are_read_or_refused_with_a_reason(body):
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
-def test_a_request_that_is_cut_off_is_refused(cut):
+def test_a_truncated_request_is_rejected(cut):
     request = ExportTraceServiceRequest()
     span = request.resource_spans.add().scope_spans.add().spans.add(trace_id=b"1" * 16, span_id=b"2" * 8)
     span.attributes.add(key="input.value").value.string_value = "a question that is long enough to be cut"
@@ -139,7 +139,7 @@ def delimited(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2, *length, size]) + content
 
 
-def test_empty_spans_of_two_bytes_take_bounded_memory(monkeypatch):
+def test_many_empty_spans_take_bounded_memory(monkeypatch):
     monkeypatch.setattr(otlp, "MAX_FIELDS", 20_000)
     body = delimited(1, delimited(2, b"\x12\x00" * 200_000))
     tracemalloc.start()
@@ -151,7 +151,7 @@ def test_empty_spans_of_two_bytes_take_bounded_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("value", [b"{},", b"[],", b"0,", b'{"":0},'])
-def test_json_of_many_small_values_is_refused_before_it_takes_memory(monkeypatch, value):
+def test_json_with_many_small_values_is_rejected_before_memory_grows(monkeypatch, value):
     monkeypatch.setattr(otlp, "MAX_FIELDS", 20_000)
     body = b'{"resourceSpans": [' + value * 30_000 + b"{}]}"
     tracemalloc.start()
@@ -162,7 +162,7 @@ def test_json_of_many_small_values_is_refused_before_it_takes_memory(monkeypatch
     assert peak < 100_000
 
 
-def test_more_spans_than_allowed_are_refused():
+def test_more_spans_than_the_limit_are_rejected():
     raw = {"resourceSpans": [{"scopeSpans": [{"spans": [{}] * 6_000}, {"spans": [{}] * 6_000}]}]}
     with pytest.raises(DataError, match="more than 10,000 spans"):
         parse_json(json.dumps(raw).encode(), NOW)
@@ -193,13 +193,13 @@ def test_nested_values_are_bounded_in_both_encodings():
         ({"resourceMetrics": []}, "only traces"),
     ],
 )
-def test_other_signals_are_refused(raw, reason):
+def test_other_signals_are_rejected(raw, reason):
     with pytest.raises(DataError, match=reason):
         otlp.spans_of(raw, NOW)
 
 
 @pytest.mark.parametrize("wrong", [None, 7, "text", [7, None], {"spans": 7}, [{"scopeSpans": [{"spans": [None, 3]}]}]])
-def test_values_of_the_wrong_type_are_no_spans(wrong):
+def test_values_of_the_wrong_type_give_no_spans(wrong):
     assert otlp.spans_of({"resourceSpans": wrong}, NOW).spans == ()
 
 
@@ -214,7 +214,7 @@ def test_a_span_without_a_valid_id_is_rejected_and_the_others_are_read():
     ("at", "usable"),
     [
         (NOW, True),
-        (NOW + timedelta(hours=2), True),  # the sender's clock is a little ahead
+        (NOW + timedelta(hours=2), True),  # the clock of the sender is slightly ahead
         (NOW + timedelta(days=30), False),
         (datetime(1970, 1, 1, tzinfo=UTC), False),
         (datetime(2400, 1, 1, tzinfo=UTC), False),
@@ -227,7 +227,7 @@ def test_times_of_a_wrong_clock_are_not_used(at, usable):
 
 
 @pytest.mark.parametrize("wrong", ["soon", "", None, "1e400", 10**40, -5, [1]])
-def test_a_time_that_is_none_is_not_used(wrong):
+def test_a_missing_time_is_not_used(wrong):
     raw = {"traceId": "ab" * 16, "spanId": "cd" * 8, "startTimeUnixNano": wrong}
     (span,) = otlp.spans_of({"resourceSpans": [{"scopeSpans": [{"spans": [raw]}]}]}, NOW).spans
     assert span.start is None
@@ -237,7 +237,7 @@ def test_compressed_bodies_are_bounded():
     body = b"x" * 100_000
     assert decompress(gzip.compress(body), "gzip", 100_000) == body
     assert decompress(zlib.compress(body), "deflate", 100_000) == body
-    assert decompress(body, "", 10) == body  # its length was checked on arrival
+    assert decompress(body, "", 10) == body  # the length is checked on arrival
     for content, encoding, reason in (
         (gzip.compress(b"0" * 50_000_000), "gzip", "larger than 1,000,000 bytes"),
         (gzip.compress(body)[:-20], "gzip", "cut off"),

@@ -1,4 +1,4 @@
-"""Recorded traces: what an event contains, how spans are joined, coverage, candidates, and the command."""
+"""Recorded traces: content of events, joining of spans, coverage, canary candidates, and the command."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def span(name, second=0, parent="", trace="t1", **attributes):
     return Span(trace, name, parent, NOON + timedelta(seconds=second), named)
 
 
-def chain(name="root", asked=SECRET, said="It is unknown.", **more):
-    return span(name, openinference__span__kind="CHAIN", input__value=asked, output__value=said, **more)
+def chain(name="root", questions_about=SECRET, reply_text="It is unknown.", **more):
+    return span(name, openinference__span__kind="CHAIN", input__value=questions_about, output__value=reply_text, **more)
 
 
 RETRIEVED = {"gen_ai__operation__name": "retrieval", "gen_ai__retrieval__documents": [{"id": "d1"}, {"id": "d2"}]}
 PARTS = [
-    chain(said="I don't know."),
+    chain(reply_text="I don't know."),
     span("search", 1, "root", gen_ai__retrieval__query__text="rewritten", **RETRIEVED),
     span("model", 2, "root", gen_ai__operation__name="chat", gen_ai__prompt="Context: d1 d2. Question: rewritten"),
     span("embed", 3, "root", gen_ai__operation__name="embeddings", input__value="rewritten"),
@@ -67,7 +67,7 @@ def recorded(spans, judge=None, log_text=False, tenant="default", store=None):
     return store, done
 
 
-def test_the_spans_of_a_trace_become_one_question():
+def test_spans_of_a_trace_are_joined_into_one_question():
     store, done = recorded(PARTS)
     assert done == (3, 1, 0, 0)
     (found,) = join_spans(store.events)
@@ -78,17 +78,17 @@ def test_the_spans_of_a_trace_become_one_question():
 
 
 @given(st.permutations(PARTS), st.sets(st.integers(1, 3)))
-def test_spans_may_arrive_in_any_order_and_in_any_number_of_requests(spans, cuts):
-    """The question and the answer are those of the root. Parts that were judged before it do not decide."""
+def test_the_order_and_grouping_of_arriving_spans_do_not_matter(spans, cuts):
+    """The question and the answer are those of the root span, even if other spans were judged before it."""
     store, edges = Memory(), [0, *sorted(cuts), len(spans)]
     for start, end in zip(edges, edges[1:], strict=False):
         recorded(spans[start:end], store=store)
     (found,) = join_spans(store.events)
-    assert (found.at, found.asked, found.words, found.refused, found.flagged) == (NOON, 8, 3, True, True)
+    assert (found.at, found.questions_about, found.words, found.refused, found.flagged) == (NOON, 8, 3, True, True)
     assert [d.id for d in found.documents] == ["d1", "d2"]
 
 
-def test_a_span_that_is_sent_again_has_the_same_event():
+def test_a_repeated_span_has_the_same_event_id():
     first, _ = recorded(PARTS)
     again, _ = recorded(PARTS[::-1])
     other, _ = recorded(PARTS, tenant="other")
@@ -104,28 +104,28 @@ def test_the_question_is_recorded_only_with_log_text(log_text):
     assert {q.text for q in join_spans(store.events)} == ({SECRET, "NUL   and ?"} if log_text else {""})
 
 
-def test_verdicts_of_the_traced_system_have_priority():
+def test_verdicts_of_the_traced_system_take_precedence():
     events = (SpanEvent("verdict", {"casemate.flagged": False}),)
     gateway = Span("t1", "gateway", "root", NOON, {"http.route": "/v1/chat/completions"}, events)
     (found,) = join_spans(recorded([*PARTS, gateway])[0].events)
     assert (found.flagged, found.flagged_by) == (False, "trace")
 
 
-def test_the_query_of_a_retrieval_counts_before_a_prompt_to_the_model():
-    """The model is asked first, to rewrite the question; its prompt contains more than the question."""
+def test_the_retrieval_query_takes_precedence_over_a_model_prompt():
+    """The system first asks the model to rewrite the question, with a prompt that contains more than the question."""
     prompt = span(
         "model", 0, "web", gen_ai__operation__name="chat", gen_ai__prompt="Rewrite this question in five words: why?"
     )
     query = span("search", 1, "web", gen_ai__retrieval__query__text="Why was it closed", **RETRIEVED)
     (found,) = join_spans(recorded([prompt, query])[0].events)
-    assert found.asked == 4
+    assert found.questions_about == 4
 
 
-def test_a_trace_without_a_question_is_no_traffic():
+def test_a_trace_without_a_question_is_ignored():
     assert join_spans(recorded([span("search", **RETRIEVED)])[0].events) == []
 
 
-def test_a_failed_search_records_nothing_and_an_unusable_question_is_recorded():
+def test_a_backend_error_records_nothing_and_an_invalid_question_is_recorded():
     async def failing(question, trace):
         raise BackendError("down", backend="index", retryable=True)
 
@@ -137,7 +137,7 @@ def test_a_failed_search_records_nothing_and_an_unusable_question_is_recorded():
         recorded(PARTS, failing, store=store)
     assert not store.events
     assert recorded(PARTS, refusing)[1] == (3, 1, 1, 0)
-    assert recorded([chain(asked="long " * 100_000)])[1] == (1, 0, 1, 0)
+    assert recorded([chain(questions_about="long " * 100_000)])[1] == (1, 0, 1, 0)
 
 
 def test_questions_beyond_the_limit_of_a_batch_are_recorded_without_nearest_documents(monkeypatch):
@@ -147,19 +147,19 @@ def test_questions_beyond_the_limit_of_a_batch_are_recorded_without_nearest_docu
     assert sorted(bool(q.nearest) for q in join_spans(store.events)) == [False, False, True, True, True]
 
 
-def test_a_span_without_a_usable_time_has_that_of_its_arrival():
-    lost = Span("t1", "root", "", None, chain().attributes)
-    store, done = recorded([lost])
+def test_a_span_without_a_valid_time_gets_its_arrival_time():
+    untimed_span = Span("t1", "root", "", None, chain().attributes)
+    store, done = recorded([untimed_span])
     assert done.untimed == 1 and store.events[0].at == NOON
 
 
-def test_questions_are_judged_by_a_guard_that_records_nothing(tmp_path):
+def test_the_judge_of_traced_questions_records_no_event(tmp_path):
     app = make(tmp_path, defenses=(HideNamed("d3"),))
     with app:
         made = open_trace_recorder(app).make_judge("default")
         assert isinstance(made, GuardJudge)
         found = asyncio.run(made("only3 secretword", "t1"))
-        assert found.flagged is True and found.nearest[0] == TracedDocument("d3", "d3")  # not hidden
+        assert found.flagged is True and found.nearest[0] == TracedDocument("d3", "d3")  # not withheld
         assert asyncio.run(made("only4", "t2")).flagged is False
         assert asyncio.run(open_trace_recorder(app).make_judge("empty")("only3", "t1")) == JudgedQuestion()
         app.store.flush()
@@ -171,7 +171,7 @@ def test_questions_are_judged_by_a_guard_that_records_nothing(tmp_path):
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Six topics; their regions are given, not clustered."""
+    """Six topics with given regions, without clustering."""
     documents = topical()
     index, embedder = indexed(tmp_path_factory.mktemp("corpus"), documents)
     labels = np.array([int(d.id[1:]) % 6 for d in documents])
@@ -182,8 +182,8 @@ def corpus(tmp_path_factory):
     return RegionMap(documents, E, labels, centroids, [f"topic {t}" for t in range(6)], genre, ""), index, embedder
 
 
-class Retriever:
-    """A target that answers with what the index finds."""
+class RetrievalTarget:
+    """A target that answers with the hits of the index."""
 
     def __init__(self, corpus):
         _, self.index, self.embedder = corpus
@@ -193,15 +193,21 @@ class Retriever:
         return Answer("said", self.index.search(vector, query.k, query.tenant))
 
 
-def asked(number, count=1, text=""):
+def questions_about(number, count=1, text=""):
     documents = (TracedDocument(f"d{number}", f"d{number}"),)
     return [TracedQuestion(f"t{number}-{i}", NOON, 5, documents, text=text) for i in range(count)]
 
 
-def test_topics_without_a_canary_are_those_that_a_naive_count_finds(corpus):
+def test_topics_without_a_canary_equal_a_naive_count(corpus):
     regions, index, embedder = corpus
     contexts = canary_contexts(index, embedder, {"zero": "only0 t0w1", "one": "only1 t1w1"}, 3, "default")
-    questions = [*asked(0, 4), *asked(1, 2), *asked(2, 5), *asked(9, 1), *asked(999, 3)]  # 999 is not in the index
+    questions = [
+        *questions_about(0, 4),
+        *questions_about(1, 2),
+        *questions_about(2, 5),
+        *questions_about(9, 1),
+        *questions_about(999, 3),
+    ]  # 999 is not in the index
     found = measure_traffic(regions, contexts, questions)
     watched = set().union(*contexts.values())
     inside = [q for q in questions if q.nearest[0].id != "d999"]
@@ -213,8 +219,8 @@ def test_topics_without_a_canary_are_those_that_a_naive_count_finds(corpus):
     assert "topic 2" in {t.name for t in found.unwatched}
 
 
-def test_a_question_counts_for_its_nearest_document_that_is_still_in_the_index(corpus):
-    nearest = tuple(TracedDocument(f"d{number}", "") for number in (999, 8, 1))  # 999 was removed
+def test_a_question_counts_for_its_nearest_document_in_the_current_index(corpus):
+    nearest = tuple(TracedDocument(f"d{number}", "") for number in (999, 8, 1))  # document 999 was removed
     question = TracedQuestion("t", NOON, 5, nearest, text="only8 only8 t2w3")
     (topic,) = measure_traffic(corpus[0], {"eight": frozenset({"d8"})}, [question]).topics
     assert topic.canaries == ("eight",)
@@ -225,41 +231,41 @@ def test_a_question_counts_for_its_nearest_document_that_is_still_in_the_index(c
             corpus[0],
             measure_traffic(corpus[0], {}, [question]),
             [question],
-            CanaryRunner((), Retriever(corpus), 4, corpus[2]),
+            CanaryRunner((), RetrievalTarget(corpus), 4, corpus[2]),
         )
     )
     assert [canary.expected_documents for canary in found.canaries] == [("d8",)]
 
 
-def test_without_placed_questions_there_is_no_share(corpus):
-    found = measure_traffic(corpus[0], {}, asked(999))
+def test_coverage_without_placed_questions_has_no_share(corpus):
+    found = measure_traffic(corpus[0], {}, questions_about(999))
     assert (found.watched, found.topics, found.unplaced) == (None, (), 1)
 
 
-def in_prose(text):
-    """The words of a text as phrases of two words with certain borders, which drafted questions name."""
+def as_phrases(text):
+    """The text as phrases of two words with clear borders, so that drafted questions can name them."""
     found = text.split()
     return "The " + " of the ".join(map(" ".join, zip(found[::2], found[1::2], strict=False))) + "."
 
 
 @pytest.mark.parametrize("text", ["only8 only8 t2w3", ""])
-def test_candidates_ask_about_the_most_asked_documents_of_topics_without_a_canary(corpus, tmp_path, text):
-    regions = replace(corpus[0], documents=[replace(d, text=in_prose(d.text)) for d in corpus[0].documents])
+def test_candidates_cover_frequent_documents_of_topics_without_a_canary(corpus, tmp_path, text):
+    regions = replace(corpus[0], documents=[replace(d, text=as_phrases(d.text)) for d in corpus[0].documents])
     contexts = {"one": frozenset({"d1"})}
-    questions = [*asked(8, 6, text), *asked(1, 9), *asked(14, 2, "nothing like it")]
+    questions = [*questions_about(8, 6, text), *questions_about(1, 9), *questions_about(14, 2, "nothing like it")]
     coverage = measure_traffic(regions, contexts, questions)
-    runner = CanaryRunner((), Retriever(corpus), 12, corpus[2])
+    runner = CanaryRunner((), RetrievalTarget(corpus), 12, corpus[2])
     found = asyncio.run(draft_candidates(regions, coverage, questions, runner, count=5))
     first = found.canaries[0]
     assert first.expected_documents == ("d8",) and first.id == "traffic-01"
     assert (first.query == text) == bool(text)
     assert "6 questions" in found.notes[first.id] and "topic 2" in found.notes[first.id]
     assert {c.expected_documents for c in found.canaries} <= {("d8",), ("d14",)}  # topic 1 has a canary
-    assert "nothing like it" not in found.text  # that question does not find its document
+    assert "nothing like it" not in found.text  # this question does not retrieve its document
     assert parse_canaries(found.text).canaries == found.canaries
 
 
-def test_a_set_without_candidates_can_be_read(corpus):
+def test_an_empty_set_of_candidates_is_written(corpus):
     empty = measure_traffic(corpus[0], {}, [])
     found = asyncio.run(draft_candidates(corpus[0], empty, [], CanaryRunner((), None)))
     assert "canaries: []" in found.text and not found.canaries
@@ -283,21 +289,21 @@ def traffic(days, refusing=2):
     for day in range(days):
         for i in range(12):
             at = (start + timedelta(days=day, minutes=i)).isoformat()
-            said = "I don't know." if day >= days - refusing else "The answer is on page seven."
+            reply_text = "I don't know." if day >= days - refusing else "The answer is on page seven."
             yield {
                 "id": f"{day}-{i}",
                 "timestamp": at,
                 "input": f"What is only{i % 2} {VOCABULARY[i % 2][3]}?",
-                "output": said,
+                "output": reply_text,
             }
 
 
 @pytest.mark.slow
-def test_files_are_imported_reported_and_lead_to_canaries(tmp_path, monkeypatch):
+def test_traces_are_imported_reported_and_used_for_canaries(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("casemate.yaml").write_text("guard: {mode: 'off', defenses: []}\n")
     with open_app(configuration.read()) as app:
-        asyncio.run(app.guard.add([replace(d, text=in_prose(d.text)) for d in topical(20)]))
+        asyncio.run(app.guard.add([replace(d, text=as_phrases(d.text)) for d in topical(20)]))
     assert casemate("report")[0] == 3
     assert "casemate traces import" in error_of("suggest")
 
@@ -306,7 +312,7 @@ def test_files_are_imported_reported_and_lead_to_canaries(tmp_path, monkeypatch)
     assert (code, found["recorded"], found["formats"], found["skipped"]) == (
         3, 120, {"langfuse": 120}, {"unknown format": 1},
     )  # fmt: skip
-    assert CliRunner().invoke(cli, ["traces", "import", "t.jsonl"]).exit_code == 3  # again: nothing is added
+    assert CliRunner().invoke(cli, ["traces", "import", "t.jsonl"]).exit_code == 3  # repeated: no event is added
 
     code, found = casemate("report")
     assert (found["questions"], found["refused"], found["flagged"]) == (
@@ -324,5 +330,5 @@ def test_files_are_imported_reported_and_lead_to_canaries(tmp_path, monkeypatch)
 
     code, found = casemate("suggest", "new.yaml")
     assert code == 0 and len(found["canaries"]) == len(parse_canaries(Path("new.yaml").read_text()).canaries) > 0
-    assert "What is only0" not in Path("new.yaml").read_text()  # no recorded question without log_text
+    assert "What is only0" not in Path("new.yaml").read_text()  # without log_text no recorded question is written
     assert "overwrite it with --force" in error_of("suggest", "new.yaml")

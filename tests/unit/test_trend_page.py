@@ -23,7 +23,7 @@ LETTERS = {"P": CanaryStatus.PASS, "F": CanaryStatus.FAIL, "E": CanaryStatus.ERR
 
 
 def source(histories, *, scores=None, asked=100, baseline=True, severities=None):
-    """A trend from one string of results per canary id: ``PPF``; a space: not asked."""
+    """A trend from a string of results per canary id, such as ``PPF``. A space: the canary was not asked."""
     canaries = CanarySet(
         "clinic",
         tuple(
@@ -95,8 +95,8 @@ def test_a_broken_canary_comes_first_with_its_change_and_alarm():
     assert len(re.findall("M", elements(plot.image, "failed")[0].get("d"))) == 10
 
 
-def test_the_marks_and_the_change_are_at_their_runs():
-    """The change line stands at the first failed result, at the place that the run has on the axis."""
+def test_marks_and_change_line_are_at_the_positions_of_their_runs():
+    """The change line is at the position of the first failed run on the axis."""
     (plot,) = draw_trend(source(BROKEN)).plots
     first = float(re.match(r"M([\d.]+)", elements(plot.image, "failed")[0].get("d"))[1]) + 3
     assert float(elements(plot.image, "change")[0].get("x1")) == pytest.approx(first, abs=0.2)
@@ -104,7 +104,7 @@ def test_the_marks_and_the_change_are_at_their_runs():
     assert first == pytest.approx(left + (right - left) * 20.5 / 30, abs=0.2)
 
 
-def test_recovered_and_suspicious_canaries_are_plotted_behind_alarmed_ones():
+def test_recovered_and_suspicious_canaries_follow_alarmed_ones():
     found = draw_trend(
         source(
             {
@@ -124,7 +124,7 @@ def test_recovered_and_suspicious_canaries_are_plotted_behind_alarmed_ones():
 
 
 def test_the_band_is_the_prediction_of_the_baseline_and_covers_healthy_rates():
-    """Simulated: at most one in 20 rates of a healthy canary, with a baseline of its own, lies outside the band."""
+    """Simulation: at most one in 20 rates of a healthy canary with its own baseline lies outside the band."""
     rng = np.random.default_rng(5)
     outside = 0
     for _ in range(4000):
@@ -144,7 +144,7 @@ def test_without_a_baseline_there_is_no_band():
     assert any("no accepted baseline" in s for s in found.sentences)
 
 
-def test_a_lower_cosine_is_a_finding_although_every_answer_passed():
+def test_a_lower_cosine_makes_a_passing_canary_suspicious():
     scores = {"fee": [0.8] * 25 + [0.7] * 5, "beds": [0.8] * 30}
     found = draw_trend(source({"fee": "P" * 30, "beds": "P" * 30}, scores=scores))
     assert [(p.canary, p.state) for p in found.plots] == [("fee", "suspicious")]
@@ -152,7 +152,7 @@ def test_a_lower_cosine_is_a_finding_although_every_answer_passed():
     assert len(elements(found.plots[0].image, "band")) == 2
 
 
-def test_errors_and_missing_results_interrupt_the_line_and_have_marks_of_their_own():
+def test_errors_and_missing_results_interrupt_the_line_and_have_marks():
     letters = "P" * 20 + "EE" + "  " + "F" * 12
     (plot,) = draw_trend(source({"fee": letters, "beds": "P" * 36})).plots
     assert elements(plot.image, "unanswered")[0].get("d").count("M") == 2
@@ -167,7 +167,7 @@ def test_the_overview_marks_each_run_with_an_alarm_once():
     assert len(elements(found.overview, "alarm")) == len(alarms) >= 1
 
 
-def test_a_limited_number_of_canaries_is_shown_and_the_rest_is_counted(monkeypatch):
+def test_the_number_of_shown_canaries_is_limited_and_the_rest_counted(monkeypatch):
     monkeypatch.setattr(trend_page, "MAX_CANARIES", 2)
     histories = {f"bad{i}": "P" * 20 + "F" * 10 for i in range(3)} | {f"good{i}": "P" * 30 for i in range(4)}
     found = draw_trend(source(histories))
@@ -176,7 +176,7 @@ def test_a_limited_number_of_canaries_is_shown_and_the_rest_is_counted(monkeypat
     assert found.hidden in render_trend(found, NOON)
 
 
-def test_long_histories_are_cut_to_the_newest_runs(monkeypatch):
+def test_long_histories_are_truncated_to_the_latest_runs(monkeypatch):
     monkeypatch.setattr(trend_page, "MAX_RUNS", 25)
     found = draw_trend(source({"fee": "P" * 50 + "F" * 10, "beds": "P" * 60}))
     assert "The last 25 runs are drawn." in found.sentences
@@ -185,7 +185,7 @@ def test_long_histories_are_cut_to_the_newest_runs(monkeypatch):
     assert float(elements(plot.image, "change")[0].get("x1")) == pytest.approx(46 + 286 * 15.5 / 25, abs=0.2)
 
 
-def test_hostile_ids_are_escaped_and_the_page_loads_nothing():
+def test_markup_in_ids_is_escaped_and_the_page_loads_no_resource():
     hostile = "<script>alert(1)</script>\"'&"
     page = render_trend(draw_trend(source({hostile: "P" * 20 + "F" * 10, "<img src=x>": "P" * 30})), NOON)
     assert "<script" not in page
@@ -207,7 +207,7 @@ def test_every_image_has_a_text_alternative_and_ids_are_unique():
     assert 'role="img"' in page
 
 
-def test_an_empty_period_says_what_to_do():
+def test_an_empty_period_is_inconclusive_with_advice():
     nothing = TrendSource(compute_trend([], source(BROKEN).watched), [], source(BROKEN).watched, {})
     found = draw_trend(nothing)
     assert (found.tone, found.headline, found.overview) == ("inconclusive", "No run in this period.", None)
@@ -220,7 +220,7 @@ def test_a_single_run_is_drawn():
     assert render_trend(found, NOON)
 
 
-def test_a_run_chart_needs_no_alarms_or_marks():
+def test_a_run_chart_without_alarms_or_marks_is_drawn():
     image = run_chart(
         RunChart("t", "d", ("", ""), "", (RunPanel("p", (None, None), None, (0.0, 1.0), ("0", "1")),)), "k"
     )
@@ -228,7 +228,7 @@ def test_a_run_chart_needs_no_alarms_or_marks():
     assert all(elements(run_legend(kind), kind) for kind in RUN_LEGEND)
 
 
-def test_severities_are_those_of_the_set():
+def test_severities_are_those_of_the_canary_set():
     assert draw_trend(source(BROKEN, severities={"fee": "low"})).plots[0].severity == Severity.LOW
 
 
@@ -244,13 +244,13 @@ def test_alarm_labels_stay_within_the_chart():
             assert 0 <= left and right <= 340
 
 
-def test_older_runs_and_outdated_canaries_are_said():
+def test_older_runs_and_outdated_canaries_are_reported():
     made = source({"a": "PPP", "b": "PFF"})
     first, second = made.watched.canaries
     watched = replace(made.watched, canaries=(first, replace(second, alerts=False, outdated=True, changed=("x.md",))))
     later = replace(made.baseline, at=NOON + timedelta(hours=2))
     plots = draw_trend(replace(made, watched=watched, baseline=later))
     assert "It also judges 2 older runs." in plots.sentences
-    said = next(p for p in (*plots.plots, *plots.strips) if p.canary == "b").sentences
-    assert "It is outdated and does not alert: its documents were changed or removed (x.md)." in said
+    sentences_of_b = next(p for p in (*plots.plots, *plots.strips) if p.canary == "b").sentences
+    assert "It is outdated and does not alert: its documents were changed or removed (x.md)." in sentences_of_b
     assert not any("older run" in sentence for sentence in draw_trend(made).sentences)

@@ -1,4 +1,4 @@
-"""The turn in Haystack: hybrid pipelines, joiners and agents' pipelines."""
+"""Turns in Haystack: hybrid pipelines, joiners, and pipelines of agents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ calibration = wrappers.calibration
 
 @pytest.fixture
 def leg(calibration):
-    """A guarded retriever that remembers nothing about its clients, so that only the turn connects queries."""
+    """A guarded retriever without client state, so that only the turn connects queries."""
     settings = config(defenses=[mirabel(calibration=calibration, session_hours=0)])
     inner = InMemoryEmbeddingRetriever(filled(), top_k=3)
     made = GuardedHaystackRetriever(inner, Embedder(), config=settings, fit=False)
@@ -44,37 +44,37 @@ def hybrid(leg, joiner):
     return pipeline
 
 
-def asked(pipeline, question, query=None):
+def ids_for(pipeline, question, query=None):
     given = {"dense": {"query": query or question}, "words": {"query": query or question}}
     if isinstance(pipeline.get_component("joiner"), GuardedDocumentJoiner):
         given["joiner"] = {"query": question}
     return ids(pipeline.run(given)["joiner"])
 
 
-def test_a_hybrid_pipeline_with_an_unguarded_leg_is_named(leg):
+def test_an_unguarded_leg_of_a_hybrid_pipeline_is_reported(leg):
     pipeline = hybrid(leg, DocumentJoiner())
-    assert "d4" in asked(pipeline, text_of("d4"))
+    assert "d4" in ids_for(pipeline, text_of("d4"))
     assert unguarded_legs(pipeline) == ["words: InMemoryBM25Retriever"]
 
 
-def test_the_guarded_joiner_judges_every_leg(leg):
+def test_the_guarded_joiner_judges_results_of_every_leg(leg):
     pipeline = hybrid(leg, GuardedDocumentJoiner(leg))
     assert unguarded_legs(pipeline) == []
     for i in (4, 7, 9):
-        assert f"d{i}" not in asked(pipeline, text_of(f"d{i}"))
+        assert f"d{i}" not in ids_for(pipeline, text_of(f"d{i}"))
     dense = leg.retriever.run(query_embedding=Embedder().run(HARMLESS)["embedding"])
     words = pipeline.get_component("words").run(query=HARMLESS)
-    assert set(asked(pipeline, HARMLESS)) == {*ids(dense), *ids(words)}
+    assert set(ids_for(pipeline, HARMLESS)) == {*ids(dense), *ids(words)}
 
 
 def test_rewritten_queries_of_a_pipeline_are_one_turn(leg):
     pipeline = hybrid(leg, GuardedDocumentJoiner(leg))
-    assert "d4" in asked(pipeline, "only4 amber")
+    assert "d4" in ids_for(pipeline, "only4 amber")
     with turn(text_of("d4")):
-        assert "d4" not in asked(pipeline, "only4 amber")
+        assert "d4" not in ids_for(pipeline, "only4 amber")
 
 
-async def test_an_asynchronous_pipeline_belongs_to_the_turn(leg):
+async def test_an_asynchronous_pipeline_runs_within_the_turn(leg):
     pipeline = Pipeline()
     pipeline.add_component("dense", leg)
     with turn(text_of("d4")):
@@ -101,8 +101,8 @@ def test_an_agent_with_a_pipeline_as_its_tool_is_guarded_within_a_turn(leg):
     from haystack.tools import Tool
 
     @component
-    class Scripted:
-        """Calls the tool with a weaker query, then ends."""
+    class ScriptedGenerator:
+        """Calls the tool with a weaker query, then finishes."""
 
         @component.output_types(replies=list[ChatMessage])
         def run(self, messages: list[ChatMessage], tools: list | None = None):
@@ -118,7 +118,7 @@ def test_an_agent_with_a_pipeline_as_its_tool_is_guarded_within_a_turn(leg):
     tool = Tool("search", "Searches.", schema, search)
     found = []
     for question in (None, text_of("d4")):
-        agent = Agent(chat_generator=Scripted(), tools=[tool])
+        agent = Agent(chat_generator=ScriptedGenerator(), tools=[tool])
         with turn(question) if question else nullcontext():
             messages = agent.run(messages=[ChatMessage.from_user(text_of("d4"))])["messages"]
         (result,) = [m.tool_call_result.result for m in messages if m.tool_call_results]
@@ -128,12 +128,12 @@ def test_an_agent_with_a_pipeline_as_its_tool_is_guarded_within_a_turn(leg):
 
 def test_the_joiner_is_written_to_yaml_and_read_again(leg):
     pipeline = hybrid(leg, GuardedDocumentJoiner(leg))
-    ours = [
+    guarded_components = [
         "casemate.integrations.haystack",
         "casemate.integrations.haystack_fusion",
         "tests.unit.test_integrations_haystack",
     ]
-    again = Pipeline.loads(pipeline.dumps(), allowed_modules=ours).get_component("joiner")
+    again = Pipeline.loads(pipeline.dumps(), allowed_modules=guarded_components).get_component("joiner")
     assert again.to_dict() == pipeline.get_component("joiner").to_dict()
 
 
@@ -142,7 +142,7 @@ def test_a_retriever_without_embeddings_is_refused(leg):
         GuardedHaystackRetriever(InMemoryBM25Retriever(leg.retriever.document_store), Embedder())
 
 
-def test_a_component_behind_a_guarded_retriever_gets_allowed_documents_only(leg):
+def test_a_component_after_a_guarded_retriever_gets_only_allowed_documents(leg):
     pipeline = Pipeline()
     pipeline.add_component("dense", leg)
     pipeline.add_component("ranker", LostInTheMiddleRanker())

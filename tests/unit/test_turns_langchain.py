@@ -1,4 +1,4 @@
-"""The turn in LangChain: rewritten queries, hybrid retrieval, compressors, chains and tools."""
+"""Turns in LangChain: rewritten queries, hybrid retrieval, compressors, chains and tools."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ calibration = wrappers.calibration
 
 @pytest.fixture
 def store(calibration):
-    """A guarded store that remembers nothing about its clients, so that only the turn connects queries."""
+    """A guarded store without client state, so that only the turn connects queries."""
     defenses = [mirabel(calibration=calibration, session_hours=0)]
     made = guarded(filled(), config=config(defenses=defenses), fit=False)
     yield made
@@ -38,14 +38,14 @@ def store(calibration):
 
 
 def rewritten(question):
-    """Three queries about a part of the question each, as a model writes them."""
+    """Three queries about one part of the question each, as a language model would write them."""
     words = question.split()
     third = -(-len(words) // 3)
     return [" ".join(words[i : i + third]) for i in range(0, len(words), third)]
 
 
 class Rewriter(BaseRetriever):
-    """A query rewriter without a model: the union of the results."""
+    """A query rewriter without a language model: the union of the results."""
 
     retriever: BaseRetriever
 
@@ -61,7 +61,7 @@ class Ensemble(BaseRetriever):
 
 
 class Parents(BaseRetriever):
-    """Returns the record of each passage, from a store of its own."""
+    """Returns the parent record of each passage, from a separate store."""
 
     retriever: BaseRetriever
     docstore: dict[str, str]
@@ -70,8 +70,8 @@ class Parents(BaseRetriever):
         return [Document(f"the record of {d.id}", metadata={"of": d.id}) for d in self.retriever.invoke(query)]
 
 
-class Leaky(Rewriter):
-    """Adds a document that comes from nowhere."""
+class AddsUnknownDocument(Rewriter):
+    """Adds a document that no guarded retriever returned."""
 
     def _get_relevant_documents(self, query, *, run_manager):
         return [Document("from elsewhere"), *self.retriever.invoke(query)]
@@ -90,7 +90,7 @@ def leaks(retriever):
 
 
 @pytest.mark.parametrize("rewriter", [lambda leg: Rewriter(retriever=leg), multi_query], ids=["own", "MultiQuery"])
-def test_rewritten_queries_leak_at_most_what_the_question_itself_does(store, rewriter):
+def test_rewritten_queries_leak_no_more_than_the_question(store, rewriter):
     leg = store.as_retriever(search_kwargs={"k": 3})
     direct, before = leaks(leg), leaks(rewriter(leg))
     assert len(before) > len(direct)
@@ -104,7 +104,7 @@ async def test_rewritten_queries_asynchronously(store):
     assert {name for name, documents in zip(names, found, strict=True) if name in ids(documents)} <= leaks(leg)
 
 
-def test_benign_questions_get_what_the_rewriter_found_before(store):
+def test_benign_questions_get_the_same_documents_as_without_the_guard(store):
     bare = filled().as_retriever(search_kwargs={"k": 3})
     found = guarded(Rewriter(retriever=store.as_retriever(search_kwargs={"k": 3}))).invoke(HARMLESS)
     assert found == Rewriter(retriever=bare).invoke(HARMLESS)
@@ -120,7 +120,7 @@ def test_a_document_withheld_for_a_later_query_is_not_returned_for_an_earlier_on
     assert "d4" not in ids(guarded(Later(retriever=leg)).invoke(HARMLESS))
 
 
-def test_a_hybrid_search_with_an_unguarded_leg_is_refused_by_its_name(store):
+def test_a_hybrid_search_with_an_unguarded_leg_is_rejected_with_its_name(store):
     hybrid = Ensemble(retrievers=[store.as_retriever(), ByWord()])
     assert "d4" in ids(hybrid.invoke(text_of("d4")))
     assert unguarded_legs(hybrid) == ["Ensemble.retrievers[1]: ByWord"]
@@ -139,7 +139,7 @@ def test_a_hybrid_search_is_guarded_in_every_leg_by_the_store(store):
     assert set(ids(hybrid.invoke(HARMLESS))) == set(ids(bare.invoke(HARMLESS))) - {"web"}
 
 
-def test_langchains_own_ensemble_with_bm25(store):
+def test_the_ensemble_of_langchain_with_bm25_is_guarded(store):
     module = pytest.importorskip("langchain_classic.retrievers", reason="langchain-classic is not installed")
     pytest.importorskip("rank_bm25", reason="rank-bm25 is not installed")
     community = pytest.importorskip("langchain_community.retrievers", reason="langchain-community is not installed")
@@ -152,7 +152,7 @@ def test_langchains_own_ensemble_with_bm25(store):
     assert len(found.invoke(HARMLESS)) >= 4
 
 
-def test_a_compressor_of_rewritten_queries(store):
+def test_a_compressor_of_rewritten_queries_returns_only_allowed_documents(store):
     module = pytest.importorskip("langchain_classic.retrievers", reason="langchain-classic is not installed")
     from langchain_core.documents import BaseDocumentCompressor
 
@@ -178,8 +178,8 @@ def test_parents_of_withheld_passages_are_withheld(store):
     assert guarded(Parents(retriever=leg, docstore={})).invoke(HARMLESS)
 
 
-class Whole(Parents):
-    """Returns a long record for each passage."""
+class LongParents(Parents):
+    """Returns a long parent record for each passage."""
 
     def _get_relevant_documents(self, query, *, run_manager):
         found = [d.id for d in self.retriever.invoke(query)]
@@ -188,9 +188,9 @@ class Whole(Parents):
 
 @pytest.mark.parametrize("asked", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("around", [lambda leg: leg, lambda leg: Ensemble(retrievers=[leg])], ids=["alone", "ensemble"])
-def test_parents_of_passages_are_charged_to_the_budget_instead_of_these(asked, around):
+def test_the_budget_is_charged_for_parents_instead_of_their_passages(asked, around):
     children = guarded(filled(), config=config(defenses=[{"use": "crawl_limit", "budget": 200}]), fit=False)
-    retriever = guarded(around(Whole(retriever=children.as_retriever(search_kwargs={"k": 2}), docstore={})))
+    retriever = guarded(around(LongParents(retriever=children.as_retriever(search_kwargs={"k": 2}), docstore={})))
     words = set()
     for number in range(0, RECORDS, 2):
         found = getattr(retriever, asked)(f"only{number}")
@@ -201,8 +201,8 @@ def test_parents_of_passages_are_charged_to_the_budget_instead_of_these(asked, a
     assert 150 <= len(words) <= limit.evidence.disclosed_words(Query("")) <= 200
 
 
-def test_what_no_guarded_leg_returned_is_dropped(store):
-    found = guarded(Leaky(retriever=store.as_retriever())).invoke(HARMLESS)
+def test_documents_that_no_guarded_leg_returned_are_dropped(store):
+    found = guarded(AddsUnknownDocument(retriever=store.as_retriever())).invoke(HARMLESS)
     assert len(found) == 4
     assert "from elsewhere" not in [d.page_content for d in found]
 
@@ -223,7 +223,7 @@ def test_a_history_aware_chain_and_a_tool_are_guarded_within_a_turn(store):
         assert len(store.similarity_search(weaker, k=3)) == 3
 
 
-async def test_a_turn_reaches_tasks_and_threads(store):
+async def test_a_turn_applies_in_tasks_and_threads(store):
     with turn(text_of("d4")):
         found = await asyncio.gather(
             store.asimilarity_search("only4 amber", k=3),
@@ -242,7 +242,7 @@ def test_the_same_text_in_another_store_is_withheld_in_the_turn(store, calibrati
     other.protection.close()
 
 
-def test_a_turn_is_one_question_for_the_evidence_about_a_client(calibration):
+def test_a_turn_counts_as_one_question_in_the_evidence_about_a_client(calibration):
     words = text_of("d4").split()[:7]
     near = [" ".join([*words[i:], *words[:i]]) for i in range(4)]
     evidence = []
@@ -256,7 +256,7 @@ def test_a_turn_is_one_question_for_the_evidence_about_a_client(calibration):
     assert evidence[0] == evidence[1] > 1
 
 
-def test_observe_mode_changes_nothing_in_a_turn(calibration):
+def test_observe_mode_changes_no_result_in_a_turn(calibration):
     defenses = [mirabel(calibration=calibration, session_hours=0)]
     observed = guarded(filled(), config=config(defenses=defenses, mode="observe"), fit=False)
     with turn(text_of("d4")):
@@ -293,22 +293,22 @@ def test_a_fusion_is_not_traced(store):
     listener = Listener()
     retriever = guarded(Rewriter(retriever=store.as_retriever(search_kwargs={"k": 3})))
     retriever.invoke(text_of("d4"), {"callbacks": [listener]})
-    assert listener.told
-    assert "id='d4'" not in repr(listener.told)
+    assert listener.logged
+    assert "id='d4'" not in repr(listener.logged)
 
 
 def test_the_limits_of_hybrid_search_and_of_several_queries_are_stated_at_wiring(calibration, caplog):
     with caplog.at_level("INFO", "casemate.integrations"):
         defenses = [mirabel(calibration=calibration, session_hours=0)]
         made = guarded(filled(), config=config(defenses=defenses), fit=False)
-    told = " ".join(record.getMessage() for record in caplog.records)
+    logged = " ".join(record.getMessage() for record in caplog.records)
     for limit in ("hybrid search and rerankers: each document is judged by its vector", "each query is judged alone"):
-        assert limit in told and limit in str(made.protection_report)
+        assert limit in logged and limit in str(made.protection_report)
     made.protection.close()
 
 
-def test_a_document_that_keywords_alone_find_is_judged_by_its_vector_and_reordering_brings_nothing_back(store):
-    """The order of a reranker stays, without what the guard withholds."""
+def test_keyword_hits_are_judged_by_their_vectors_and_reranking_restores_no_document(store):
+    """The order of the reranker is kept, without withheld documents."""
     backwards = Ensemble(retrievers=[store.unguarded.as_retriever(search_kwargs={"k": 3}), ByWord()])
 
     class Reranked(Rewriter):
@@ -332,14 +332,14 @@ def test_the_store_itself_is_not_protected(store):
 
 
 WEAKER = "only4 amber"
-"""A rewritten query that retrieves d4 although the question does not get it."""
+"""A rewritten query that retrieves d4, although the question itself does not receive it."""
 
 
 def named_documents(retriever, question):
     return [d.metadata["of"] for d in retriever.invoke(question)]
 
 
-def test_a_history_aware_retriever(store):
+def test_a_history_aware_retriever_is_guarded(store):
     chains = pytest.importorskip("langchain_classic.chains", reason="langchain-classic is not installed")
     from langchain_core.language_models import FakeListChatModel
     from langchain_core.prompts import ChatPromptTemplate
@@ -358,14 +358,14 @@ def test_a_history_aware_retriever(store):
         assert "d4" not in ids(guarded_chain.invoke(asked))
 
 
-def test_a_parent_document_retriever(calibration):
+def test_a_parent_document_retriever_returns_only_allowed_parents(calibration):
     classic = pytest.importorskip("langchain_classic.retrievers", reason="langchain-classic is not installed")
     from langchain_classic.storage import InMemoryStore
     from langchain_text_splitters import CharacterTextSplitter
 
     bare = filled()
-    for name, held in bare.store.items():
-        held["metadata"]["doc_id"] = name
+    for name, parent in bare.store.items():
+        parent["metadata"]["doc_id"] = name
     parents = InMemoryStore()
     parents.mset([(name, Document(f"the record of {name}", metadata={"of": name})) for name in bare.store])
     defenses = [mirabel(calibration=calibration, session_hours=0)]
@@ -385,7 +385,7 @@ def test_a_parent_document_retriever(calibration):
     children.protection.close()
 
 
-def test_a_self_query_retriever(store):
+def test_a_self_query_retriever_is_guarded(store):
     classic = pytest.importorskip("langchain_classic.retrievers", reason="langchain-classic is not installed")
     from langchain_core.structured_query import StructuredQuery, Visitor
 
@@ -410,7 +410,7 @@ def test_a_self_query_retriever(store):
 
 
 @pytest.mark.slow
-def test_hypothetical_document_embeddings_leak_at_most_what_the_question_itself_does(store):
+def test_hypothetical_document_embeddings_leak_no_more_than_the_question(store):
     hyde = pytest.importorskip("langchain_classic.chains.hyde.base", reason="langchain-classic is not installed")
     from langchain_core.prompts import PromptTemplate
 
@@ -426,20 +426,20 @@ def test_hypothetical_document_embeddings_leak_at_most_what_the_question_itself_
     made.protection.close()
 
 
-async def test_an_agent_of_langgraph(store):
+async def test_an_agent_of_langgraph_is_guarded(store):
     graph = pytest.importorskip("langgraph.prebuilt", reason="langgraph is not installed")
     from langchain_core.language_models import GenericFakeChatModel
     from langchain_core.messages import AIMessage
 
-    class Scripted(GenericFakeChatModel):
-        """Calls the tool with the weaker query, then ends."""
+    class ScriptedModel(GenericFakeChatModel):
+        """Calls the tool with the weaker query, then finishes."""
 
         def bind_tools(self, tools, **options):
             return self
 
     def agent(retriever):
         call = AIMessage("", tool_calls=[{"name": "search", "args": {"query": WEAKER}, "id": "1"}])
-        model = Scripted(messages=iter([call, AIMessage("done")]))
+        model = ScriptedModel(messages=iter([call, AIMessage("done")]))
         return graph.create_react_agent(model, [create_retriever_tool(retriever, "search", "Searches.")])
 
     asked = {"messages": [("human", text_of("d4"))]}
@@ -458,7 +458,7 @@ async def test_an_agent_of_langgraph(store):
         assert not read(await agent(leg).ainvoke(asked))
 
 
-def test_nodes_of_a_graph_that_call_a_store_are_found(store):
+def test_graph_nodes_that_call_a_store_are_found(store):
     graph = pytest.importorskip("langgraph.graph", reason="langgraph is not installed")
 
     def compiled(retriever):
@@ -490,8 +490,8 @@ class Holder:
         return self.retriever.invoke(question)
 
 
-class Searching(RunnableLambda, Holder):
-    """A runnable that calls a method of its own."""
+class MethodRunnable(RunnableLambda, Holder):
+    """A runnable that calls its own method."""
 
     def __init__(self, retriever):
         RunnableLambda.__init__(self, self.find)
@@ -501,6 +501,6 @@ class Searching(RunnableLambda, Holder):
 def test_retrievers_that_a_function_or_a_method_uses_are_found(store, monkeypatch):
     bare = filled().as_retriever()
     monkeypatch.setitem(globals(), "MODULE_RETRIEVER", bare)
-    for part in (find_by_global_name, RunnableLambda(find_by_global_name), Searching(bare)):
+    for part in (find_by_global_name, RunnableLambda(find_by_global_name), MethodRunnable(bare)):
         assert len(unguarded_legs(part)) == 1
-    assert unguarded_legs(Searching(store.as_retriever())) == []
+    assert unguarded_legs(MethodRunnable(store.as_retriever())) == []

@@ -1,4 +1,4 @@
-"""The turn in LlamaIndex: query fusion, hybrid retrieval and query engines."""
+"""Turns in LlamaIndex: query fusion, hybrid retrieval and query engines."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ calibration = wrappers.calibration
 
 @pytest.fixture(autouse=True)
 def closed_event_loop():
-    """Closes the event loop that synchronous calls of LlamaIndex use: one that they make themselves is never closed.
+    """Closes the event loop that LlamaIndex creates for synchronous calls and never closes.
 
-    The garbage collector would report it during any later test.
+    Otherwise the garbage collector would report it during a later test.
     """
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -45,7 +45,7 @@ def closed_event_loop():
 
 @pytest.fixture
 def leg(calibration):
-    """A guarded retriever that remembers nothing about its clients, so that only the turn connects queries."""
+    """A guarded retriever without client state, so that only the turn connects queries."""
     defenses = [mirabel(calibration=calibration, session_hours=0)]
     made = guarded(filled(), config=config(defenses=defenses), fit=False, similarity_top_k=3)
     yield made
@@ -60,7 +60,7 @@ class ByWord(BaseRetriever):
 
 
 class Fusion(QueryFusionRetriever):
-    """LlamaIndex's own fusion, with queries of parts of the question instead of a model's."""
+    """LlamaIndex's own fusion, with fixed queries about parts of the question."""
 
     def _get_queries(self, original_query):
         words = original_query.split()
@@ -80,7 +80,7 @@ def leaks(retriever):
 
 
 @pytest.mark.parametrize("use_async", [False, True])
-def test_query_fusion_leaks_at_most_what_the_question_itself_does(leg, use_async):
+def test_query_fusion_leaks_no_more_than_the_question(leg, use_async):
     direct, before = leaks(leg), leaks(fusion(leg, use_async=use_async))
     assert len(before) > len(direct)
     assert leaks(guarded(fusion(leg, use_async=use_async))) <= direct
@@ -97,7 +97,7 @@ def test_benign_questions_get_the_nodes_of_the_unguarded_fusion(leg):
     assert ids(guarded(fusion(leg)).retrieve(HARMLESS)) == ids(fusion(bare).retrieve(HARMLESS))
 
 
-def test_a_fusion_returns_everything_in_observe_mode(calibration):
+def test_a_fusion_returns_all_nodes_in_observe_mode(calibration):
     settings = config(defenses=[mirabel(calibration=calibration, session_hours=0)], mode="observe")
     observed = guarded(filled(), config=settings, fit=False, similarity_top_k=3)
     bare = filled().as_retriever(similarity_top_k=3)
@@ -106,7 +106,7 @@ def test_a_fusion_returns_everything_in_observe_mode(calibration):
     observed.protection.close()
 
 
-def test_a_hybrid_fusion_with_an_unguarded_leg_is_refused_by_its_name(leg):
+def test_a_fusion_with_an_unguarded_leg_is_rejected_with_its_name(leg):
     hybrid = fusion(leg, ByWord())
     assert "d4" in ids(hybrid.retrieve(text_of("d4")))
     assert unguarded_legs(hybrid) == ["Fusion._retrievers[1]: ByWord"]
@@ -154,11 +154,11 @@ def test_the_index_itself_is_not_protected(leg):
 
 
 WEAKER = "only4 amber"
-"""A rewritten query that retrieves d4 although the question does not get it."""
+"""A rewritten query that retrieves d4, although the question itself does not receive it."""
 
 
-class Questions(BaseQuestionGenerator):
-    """Writes the weaker query instead of sub-questions by a model."""
+class FixedSubQuestions(BaseQuestionGenerator):
+    """Returns the weaker query as the only sub-question."""
 
     def generate(self, tools, query):
         return [SubQuestion(sub_question=WEAKER, tool_name=tools[0].name)]
@@ -173,8 +173,8 @@ class Questions(BaseQuestionGenerator):
         pass
 
 
-class First(BaseSelector):
-    """Selects the first tool instead of a model."""
+class FirstTool(BaseSelector):
+    """Always selects the first tool."""
 
     def _select(self, choices, query):
         return SelectorResult(selections=[SingleSelection(index=0, reason="the first")])
@@ -189,8 +189,8 @@ class First(BaseSelector):
         pass
 
 
-class Scripted(CustomLLM):
-    """Condenses a question to the weaker query; as an agent, calls the tool with it first."""
+class ScriptedModel(CustomLLM):
+    """Condenses every question to the weaker query. As an agent, it first calls the tool with that query."""
 
     agent: bool = False
     asked: int = 0
@@ -223,24 +223,24 @@ def sources(response):
 
 
 def memory():
-    """Without a database, which the default one would leave open."""
+    """A chat memory without the default database, which would stay open."""
     return ChatMemoryBuffer.from_defaults(llm=MockLLM())
 
 
 def sub_questions(retriever, use_async):
     made = SubQuestionQueryEngine.from_defaults(
-        [tool(retriever)], question_gen=Questions(), llm=MockLLM(), use_async=use_async, verbose=False
+        [tool(retriever)], question_gen=FixedSubQuestions(), llm=MockLLM(), use_async=use_async, verbose=False
     )
     return made, lambda: sources(made.query(text_of("d4")))
 
 
 def router(retriever, use_async):
-    made = RouterQueryEngine(First(), [tool(retriever)], llm=MockLLM())
+    made = RouterQueryEngine(FirstTool(), [tool(retriever)], llm=MockLLM())
     return made, lambda: sources(asyncio.run(made.aquery(WEAKER)) if use_async else made.query(WEAKER))
 
 
 def routed_retriever(retriever, use_async):
-    made = RouterRetriever(First(), [RetrieverTool.from_defaults(retriever, description="All.")], llm=MockLLM())
+    made = RouterRetriever(FirstTool(), [RetrieverTool.from_defaults(retriever, description="All.")], llm=MockLLM())
     return made, lambda: ids(asyncio.run(made.aretrieve(WEAKER)) if use_async else made.retrieve(WEAKER))
 
 
@@ -259,11 +259,11 @@ def chat(kind, retrieved, llm):
 
 def agent(retriever, use_async):
     async def ask():
-        made = ReActAgent(tools=[tool(retriever)], llm=Scripted(agent=True), streaming=False)
+        made = ReActAgent(tools=[tool(retriever)], llm=ScriptedModel(agent=True), streaming=False)
         done = await made.run(user_msg=text_of("d4"), memory=memory())
         return [name for call in done.tool_calls for name in sources(call.tool_output.raw_output)]
 
-    return ReActAgent(tools=[tool(retriever)], llm=Scripted(agent=True)), lambda: asyncio.run(ask())
+    return ReActAgent(tools=[tool(retriever)], llm=ScriptedModel(agent=True)), lambda: asyncio.run(ask())
 
 
 ENGINES = {
@@ -271,13 +271,13 @@ ENGINES = {
     "RouterQueryEngine": router,
     "RouterRetriever": routed_retriever,
     "ContextChatEngine": chat(ContextChatEngine, lambda r: r, MockLLM()),
-    "CondensePlusContextChatEngine": chat(CondensePlusContextChatEngine, lambda r: r, Scripted()),
-    "CondenseQuestionChatEngine": chat(CondenseQuestionChatEngine, engine, Scripted()),
+    "CondensePlusContextChatEngine": chat(CondensePlusContextChatEngine, lambda r: r, ScriptedModel()),
+    "CondenseQuestionChatEngine": chat(CondenseQuestionChatEngine, engine, ScriptedModel()),
     "ReActAgent": agent,
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of LlamaIndex's agents
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # deprecation warnings of LlamaIndex's agents
 @pytest.mark.parametrize("use_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("make", ENGINES.values(), ids=ENGINES)
 def test_engines_and_agents_are_guarded_within_a_turn_and_their_legs_are_found(leg, make, use_async):
@@ -285,7 +285,7 @@ def test_engines_and_agents_are_guarded_within_a_turn_and_their_legs_are_found(l
     bare, _ = make(filled().as_retriever(similarity_top_k=3), use_async)
     assert unguarded_legs(made) == []
     assert [line.rsplit(": ")[-1] for line in unguarded_legs(bare)] == ["VectorIndexRetriever"]
-    if make is not ENGINES["ContextChatEngine"]:  # it retrieves by the question itself
+    if make is not ENGINES["ContextChatEngine"]:  # this engine retrieves by the question itself
         assert "d4" in ask(), "the rewritten query alone retrieves the document"
     with turn(text_of("d4")):
         found = ask()

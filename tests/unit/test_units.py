@@ -1,4 +1,4 @@
-"""Units of independence: what belongs together, from hits and from a whole collection."""
+"""Units of independence: groups of related documents, among hits and in a whole collection."""
 
 from contextlib import closing
 from itertools import combinations, product
@@ -25,8 +25,8 @@ def record(seed, parts=4):
     return " ".join(" ".join(rng.choice(WORDS, 10, replace=False)).capitalize() + "." for _ in range(parts))
 
 
-def edited(text, seed):
-    """A copy with 22 % of the words dropped and the sentences in another order."""
+def edited_copy(text, seed):
+    """A copy with 22 % of the words dropped and the sentences in random order."""
     rng = np.random.default_rng(seed)
     parts = sentences(text)
     words = " ".join(parts[i] for i in rng.permutation(len(parts))).split()
@@ -38,8 +38,8 @@ ROWS = st.lists(
 )
 
 
-def made(rows):
-    """Chunks of sources with one of a few texts and with subjects."""
+def chunks_of(rows):
+    """Chunks of sources, each with one of a few texts and with subjects."""
     return [
         Document(f"d{i}", f"text {text}" if text else f"own {i}", source=f"s{source}", metadata={"subject": subjects})
         for i, (source, text, subjects) in enumerate(rows)
@@ -47,7 +47,7 @@ def made(rows):
 
 
 def naive_unit(rows, source):
-    """Transitive closure by repeated comparison of all pairs: equal texts, common subjects; none: no relation."""
+    """Oracle: transitive closure by repeated comparison of all pairs. Equal texts or common subjects are relations."""
     found = {f"s{source}"}
     for _ in rows:
         for (a, text, subjects), (b, other, common) in product(rows, rows):
@@ -58,45 +58,45 @@ def naive_unit(rows, source):
 
 @given(ROWS)
 @settings(max_examples=60, deadline=None)
-def test_related_sources_are_the_transitive_closure(rows):
+def test_related_sources_are_the_transitive_closure_of_relations(rows):
     source = rows[0][0]
     expected = naive_unit(rows, source)
-    assert related_sources(made(rows), [f"s{source}"], ["subject"]) == expected - {f"s{source}"}
+    assert related_sources(chunks_of(rows), [f"s{source}"], ["subject"]) == expected - {f"s{source}"}
 
 
-def test_the_unit_in_a_collection_is_that_of_all_its_documents(tmp_path):
+def test_units_in_a_collection_use_all_its_documents(tmp_path):
     rng = np.random.default_rng(5)
     rows = [(int(rng.integers(9)), int(rng.integers(4)), rng.integers(12, size=1).tolist()) for _ in range(24)]
-    held = made(rows)
+    corpus = chunks_of(rows)
     with closing(SqliteIndex(tmp_path / "i.db")) as index:
         index.open("bag-of-words", 64)
-        index.add(held, BagOfWords().embed([d.content for d in held]))
-        sources = {d.source for d in held}
+        index.add(corpus, BagOfWords().embed([d.content for d in corpus]))
+        sources = {d.source for d in corpus}
         found = unit_sources(index, sources, keys=["subject"])
         assert unit_sources(index, ["absent"]) == {"absent": {"absent"}}
     assert found == {source: naive_unit(rows, int(source[1:])) for source in sources}
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_an_edited_copy_is_in_the_unit_and_a_text_on_the_same_topic_is_not(seed):
+def test_a_unit_contains_edited_copies_and_no_text_on_the_same_topic(seed):
     text = record(seed)
     words = text.split()
     half = f"{' '.join(words[: len(words) // 2])} {record(seed + 100, 2)}"
-    documents = [Document("a", text), Document("b", edited(text, seed)), Document("c", half)]
+    documents = [Document("a", text), Document("b", edited_copy(text, seed)), Document("c", half)]
     assert related_sources(documents, ["a"]) == {"b"}
     assert related_sources(documents, ["a"], copies=False) == frozenset()
 
 
 def test_copies_of_copies_are_one_unit():
     text = record(1, 6)
-    second = edited(text, 2)
-    third = edited(second, 3)
+    second = edited_copy(text, 2)
+    third = edited_copy(second, 3)
     documents = [Document("a", text), Document("b", second), Document("c", third)]
     assert related_sources(documents, ["c"]) == {"a", "b"}
 
 
 @pytest.mark.parametrize(("copies", "related"), [(MAX_COPIES, MAX_COPIES), (MAX_COPIES + 1, 0)])
-def test_a_text_that_is_common_in_the_collection_relates_nothing(copies, related):
+def test_a_text_that_is_frequent_in_the_collection_is_no_relation(copies, related):
     documents = [Document(f"d{i}", record(1)) for i in range(copies + 1)]
     assert len(related_sources(documents, ["d0"])) == related
 
@@ -113,7 +113,7 @@ def test_an_edited_copy_in_another_index_is_withheld_in_the_turn():
     text, current = record(1), Turn("question")
     first, second = object(), object()
     current.withhold([Document("a", text)], first, "default")
-    hits = tuple(Hit(Document(i, t), 0.5) for i, t in (("b", edited(text, 1)), ("c", record(9))))
+    hits = tuple(Hit(Document(i, t), 0.5) for i, t in (("b", edited_copy(text, 1)), ("c", record(9))))
     shown = current.visible(Retrieval(hits, SimilarityStats(9, 0.1, 0.1)), second, "default")
     assert [hit.document.id for hit in shown.hits] == ["c"]
     current.show(hits, second, "default")
@@ -121,7 +121,7 @@ def test_an_edited_copy_in_another_index_is_withheld_in_the_turn():
     assert [name for name, _ in current.allowed(found, lambda item: item)] == ["c"]
 
 
-def test_two_forms_with_other_figures_are_two_records_but_count_once():
+def test_forms_with_other_numbers_are_unrelated_records_in_one_unit():
     form = (
         "A patient came to the ward at night with fever and a sore throat. Blood pressure {}, pulse {}. "
         "Doctors gave water, rest and paracetamol; discharge followed the next morning after breakfast."
@@ -135,37 +135,37 @@ def test_two_forms_with_other_figures_are_two_records_but_count_once():
 NOTE = "The harbor gate of Varna was closed on Monday by order of captain Iliev."
 
 
-def counted(documents, *keys):
+def number_of_units(documents, *keys):
     return len(group_units([Hit(document, 0.5) for document in documents], keys))
 
 
-def test_copies_of_a_short_note_with_words_dropped_count_once():
+def test_copies_of_a_short_note_with_dropped_words_are_one_unit():
     words = NOTE.split()
     copies = [" ".join(words[:i] + words[i + 1 :]) for i in range(len(words))]
-    assert counted([Document(f"d{i}", text) for i, text in enumerate([*copies, NOTE])]) == 1
+    assert number_of_units([Document(f"d{i}", text) for i, text in enumerate([*copies, NOTE])]) == 1
     assert related_sources([Document("a", NOTE), Document("b", copies[2])], ["a"]) == frozenset()  # for counting only
 
 
-def test_a_text_of_few_words_does_not_unite_the_texts_that_contain_them():
+def test_a_text_of_few_words_does_not_merge_the_units_of_texts_that_contain_it():
     other = "The harbor gate of Burgas opened again in spring after repairs."
     notes = [NOTE, other, "The harbor gate."]
-    assert counted([Document(f"d{i}", text) for i, text in enumerate(notes)]) == 2
-    assert counted([Document(f"d{i}", text) for i, text in enumerate([NOTE, other, ""])]) == 3
+    assert number_of_units([Document(f"d{i}", text) for i, text in enumerate(notes)]) == 2
+    assert number_of_units([Document(f"d{i}", text) for i, text in enumerate([NOTE, other, ""])]) == 3
 
 
-def test_chunks_of_one_word_in_one_source_unite_no_other_sources():
+def test_chunks_of_one_word_merge_no_units_of_other_sources():
     texts = [record(seed, 1) for seed in (1, 2, 3)]
     planted = [Document(f"p{i}", f"{text.split()[0]}.", source="planted") for i, text in enumerate(texts)]
     documents = [*(Document(f"d{i}", text) for i, text in enumerate(texts)), *planted]
     units = group_units([Hit(document, 0.5) for document in documents])
     assert [[hit.document.id for hit in unit] for unit in units] == [["d0"], ["d1"], ["d2"]]
     own = Document("p3", "Quartz lanterns glow.", source="planted")
-    assert counted([*documents, own]) == 4
+    assert number_of_units([*documents, own]) == 4
 
 
-def test_copies_of_a_statement_with_words_dropped_count_once():
+def test_copies_of_a_statement_with_dropped_words_are_one_unit():
     copies = ["Alma Reyes takes cordivol evening.", "Alma Reyes takes cordivol every evening.", "Alma takes cordivol."]
-    assert counted([Document(f"d{i}", text) for i, text in enumerate(copies)]) == 1
+    assert number_of_units([Document(f"d{i}", text) for i, text in enumerate(copies)]) == 1
 
 
 ALIKE = [
@@ -180,9 +180,9 @@ ALIKE = [
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_values_that_look_alike_are_one(name):
+def test_confusable_values_are_equal(name):
     documents = [Document(f"d{i}", f"own {i}", metadata={"author": n}) for i, n in enumerate(["Mallory", name, "Ito"])]
-    assert counted(documents, "author") == 2
+    assert number_of_units(documents, "author") == 2
     assert related_sources(documents, ["d0"], ["author"]) == {"d1"}
 
 
@@ -195,16 +195,16 @@ def test_values_that_look_alike_are_one(name):
         ("\u304b\u306a", "\u304c\u306a"),  # kana ka, ga
     ],
 )
-def test_values_that_look_different_are_two(names):
+def test_distinguishable_values_are_different(names):
     documents = [Document(f"d{i}", f"own {i}", metadata={"author": n}) for i, n in enumerate(names)]
-    assert counted(documents, "author") == 2
+    assert number_of_units(documents, "author") == 2
     assert related_sources(documents, ["d0"], ["author"]) == frozenset()
 
 
-def test_a_value_without_a_visible_character_is_no_value():
+def test_a_value_without_visible_characters_is_ignored():
     values = ["\u200b", "\u200b\u2060", " \u00ad", "", None]
     documents = [Document(f"d{i}", f"own {i}", metadata={"author": v}) for i, v in enumerate(values)]
-    assert counted(documents, "author") == 1
+    assert number_of_units(documents, "author") == 1
     assert related_sources(documents, ["d0"], ["author"]) == frozenset()
 
 
@@ -212,7 +212,7 @@ def test_values_of_markup_alone_are_distinct():
     named = ["<ito@clinic.example>", "<sato@clinic.example>", "<ITO@clinic.example>"]
     documents = [Document(f"d{i}", f"own {i}", metadata={"author": name}) for i, name in enumerate(named)]
     assert related_sources(documents, ["d0"], ["author"]) == {"d2"}
-    assert counted(documents, "author") == 2
+    assert number_of_units(documents, "author") == 2
 
 
 SOME_WORDS = tuple(f"word{i}" if i % 3 else f"{i}" for i in range(24))
@@ -220,7 +220,7 @@ OVERLAPPING = st.lists(st.lists(st.sampled_from(SOME_WORDS), max_size=24, unique
 
 
 def naive_groups(texts):
-    """Connected components, by comparing every pair of texts."""
+    """Oracle: connected components by a comparison of all pairs."""
     words = [edited_copies.text_words(text) for text in texts]
     group = list(range(len(texts)))
     for i, j in combinations(range(len(texts)), 2):
@@ -247,8 +247,8 @@ def no_cached_words():
 
 
 @pytest.mark.parametrize("bits", [2048, 16])
-def test_groups_of_copies_equal_those_of_all_pairs(bits, no_cached_words, monkeypatch):
-    """With 16 bits most words collide."""
+def test_groups_of_copies_equal_connected_components_of_all_pairs(bits, no_cached_words, monkeypatch):
+    """With 16 bits most words have hash collisions."""
     monkeypatch.setattr(edited_copies, "_BITS", bits)
 
     @given(OVERLAPPING)
@@ -259,7 +259,7 @@ def test_groups_of_copies_equal_those_of_all_pairs(bits, no_cached_words, monkey
     check()
 
 
-def test_a_comparison_that_misses_pairs_would_be_noticed(monkeypatch):
+def test_the_oracle_detects_a_comparison_that_misses_pairs(monkeypatch):
     monkeypatch.setattr(edited_copies, "_possible_copies", lambda words: iter(()))
     texts = [" ".join(SOME_WORDS[:16]), " ".join(SOME_WORDS[:15])]
     assert edited_copies.copy_groups(texts) != naive_groups(texts)

@@ -1,4 +1,4 @@
-"""Questions of the lab and of the monitor's tools leave no event, so they appear in no operator view or statistic."""
+"""Questions from the lab and from monitor tools are not recorded, so they affect no operator view or statistic."""
 
 import asyncio
 import json
@@ -42,19 +42,19 @@ def events(app):
     return [(e.id, e.kind) for e in app.store.scan()]
 
 
-def test_a_client_s_question_is_recorded_and_an_unrecorded_one_is_not(folder):
+def test_a_question_of_a_client_is_recorded_and_one_from_a_tool_is_not(folder):
     question = documents(1, words=14)[0].text
     with open_app() as app:
         recorded = asyncio.run(app.target.ask(Query(question, "ann", k=3)))
         before = events(app)
-        assert {kind for _, kind in before} > {"verdict"}  # and client state
+        assert {kind for _, kind in before} > {"verdict"}  # and events of client state
         found = asyncio.run(app.unrecorded_target().ask(Query(question, "bob", k=3)))
         assert found.reply == recorded.reply
         assert [v.defense for v in found.verdicts] == [v.defense for v in recorded.verdicts]
         assert events(app) == before
 
 
-def test_an_unrecorded_question_meets_the_state_of_its_client_and_does_not_change_it(folder):
+def test_an_unrecorded_question_uses_client_state_without_changing_it(folder):
     question, later = documents(1, words=14)[0].text, Query("only0", "ann", k=3)
     with open_app() as app:
         asyncio.run(app.unrecorded_target().ask(Query(question, "ann", k=3)))
@@ -66,7 +66,7 @@ def test_an_unrecorded_question_meets_the_state_of_its_client_and_does_not_chang
         assert remembered.hidden == asyncio.run(app.target.ask(later)).verdicts[0].hidden == ("d0",)
 
 
-def test_an_unrecorded_question_follows_a_switch_of_enforcement_at_run_time(folder):
+def test_an_unrecorded_question_applies_a_changed_mode_of_enforcement(folder):
     question = Query(documents(1, words=14)[0].text, "ann", k=3)
     with open_app() as app:
         before = app.guard.enforce
@@ -77,7 +77,7 @@ def test_an_unrecorded_question_follows_a_switch_of_enforcement_at_run_time(fold
             assert ("d0" in [h.document.id for h in answer.retrieval.hits]) != enforce
 
 
-def test_ask_as_a_key_is_a_dry_run_that_changes_no_row_of_the_event_store(folder, monkeypatch):
+def test_ask_as_a_key_changes_no_row_of_the_event_store(folder, monkeypatch):
     config = folder / "casemate.yaml"
     config.write_text(config.read_text().replace("crawl_limit", "{use: crawl_limit, budget: 300, questions: 2}"))
     with open_app() as app:
@@ -101,7 +101,7 @@ def test_ask_as_a_key_is_a_dry_run_that_changes_no_row_of_the_event_store(folder
 
 
 @pytest.mark.slow
-def test_campaigns_calibration_and_drafts_leave_no_event(folder):
+def test_campaigns_calibration_and_drafts_record_no_event(folder):
     with open_app() as app:
         asyncio.run(OwnMembershipCampaign(app).run_and_write(silent))
         asyncio.run(OwnExtractionCampaign(app).run_and_write(silent))
@@ -123,5 +123,5 @@ def test_doctor_counts_questions_of_clients_only(folder):
             asyncio.run(app.target.ask(Query("amber birch", client, k=3)))
         assert app.store.flush()
     (found,) = [f for f in examine(None) if "verdicts" in f.detail]
-    assert found.detail.startswith("3 verdicts")  # one for each of the three defenses
+    assert found.detail.startswith("3 verdicts")  # one per defense
     assert "of 1 questions" in found.detail

@@ -1,4 +1,4 @@
-"""Texts in scripts without spaces between words, and in alphabets beside the Latin one: words, copies, disclosure."""
+"""Scripts without spaces between words, and non-Latin alphabets: words, copies, disclosure."""
 
 import random
 import re
@@ -55,30 +55,30 @@ DISGUISES = {
 }
 
 
-def share(answer, text, *others):
+def disclosed_share(answer, text, *others):
     counter = DisclosureCounter([text, *others])
     return (counter.read(answer)[0].bit_count() + counter.unreadable_words) / counter.lengths[0]
 
 
-def test_a_sentence_without_spaces_is_many_words():
+def test_a_sentence_without_spaces_has_many_words():
     for text, *_ in TEXTS.values():
         assert DisclosureCounter([text]).lengths[0] > 0.6 * len(re.sub(r"\W", "", text))
 
 
 @pytest.mark.parametrize("disguise", DISGUISES)
 @pytest.mark.parametrize("script", TEXTS)
-def test_copies_of_a_text_without_spaces_are_counted(script, disguise):
+def test_disclosure_counts_copies_of_a_text_without_spaces(script, disguise):
     text, *others = TEXTS[script]
-    assert share(DISGUISES[disguise](text), text, *others) > (0.3 if "third" in disguise else 0.5)
+    assert disclosed_share(DISGUISES[disguise](text), text, *others) > (0.3 if "third" in disguise else 0.5)
 
 
 @pytest.mark.parametrize("disguise", [d for d in DISGUISES if "without every" not in d])
-def test_copies_in_an_alphabet_beside_the_latin_one_are_counted(disguise):
-    assert share(DISGUISES[disguise](RUSSIAN), RUSSIAN, *TEXTS["Chinese"]) > 0.5
+def test_disclosure_counts_copies_in_the_cyrillic_alphabet(disguise):
+    assert disclosed_share(DISGUISES[disguise](RUSSIAN), RUSSIAN, *TEXTS["Chinese"]) > 0.5
 
 
 @pytest.mark.parametrize("script", TEXTS)
-def test_other_texts_in_the_script_are_readable_and_hardly_counted(script):
+def test_unrelated_texts_in_the_script_are_readable_and_count_below_25_percent(script):
     for i, answer in enumerate(TEXTS[script]):
         others = [text for text in TEXTS[script] if text != answer]
         counter = DisclosureCounter(others)
@@ -87,9 +87,9 @@ def test_other_texts_in_the_script_are_readable_and_hardly_counted(script):
 
 
 @pytest.mark.parametrize("script", ["Chinese", "Korean"])
-def test_a_cipher_within_the_script_is_unreadable(script):
+def test_a_substitution_cipher_within_the_script_counts_as_unreadable(script):
     text, *others = TEXTS[script]
-    assert share("".join(chr(ord(c) + 1) if c.isalpha() else c for c in text), text, *others) > 0.5
+    assert disclosed_share("".join(chr(ord(c) + 1) if c.isalpha() else c for c in text), text, *others) > 0.5
 
 
 @pytest.mark.parametrize("script", TEXTS)
@@ -103,17 +103,17 @@ def test_edited_copies_without_spaces_are_one_unit(script):
     assert not any(is_edited_copy(text_words(text), text_words(other)) for other in others)
 
 
-def test_pairs_of_letters_in_words_of_several_scripts():
+def test_character_pairs_split_words_in_unspaced_scripts_only():
     assert character_pairs(["abc", "A型号B12", "橋", "ชั้น3"]) == ["abc", "A", "型号", "B12", "橋", *("ชั", "ั้", "้น"), "3"]
 
 
-def test_vowel_signs_do_not_end_a_word():
+def test_vowel_signs_and_combining_marks_belong_to_the_word():
     assert words("गोताखोरों को re\u0301sume\u0301") == ["गोताखोरों", "को", "re\u0301sume\u0301"]
     assert DisclosureCounter([HINDI]).lengths == [len(HINDI.split())]
-    assert share(HINDI, HINDI) == 1
+    assert disclosed_share(HINDI, HINDI) == 1
 
 
-def test_sentences_of_other_scripts():
+def test_sentence_marks_of_other_scripts_end_sentences():
     assert len(sentences(HINDI)) == 3 and len(sentences(TEXTS["Japanese"][0])) == 3
     assert sentences("他说：“好。”然后走了！？是。") == ["他说：“好。”", "然后走了！？", "是。"]
     assert extract_sentences("卡车走哪里？", TEXTS["Chinese"][0], 1) == "卡车必须改走隧道，直到维修工程结束为止。"
@@ -125,41 +125,41 @@ THAI = (
 )
 
 
-def test_thai_text_is_divided_at_the_spaces_between_clauses():
-    """Names, numbers and the sign of repetition have spaces that end nothing."""
+def test_thai_text_is_split_at_spaces_between_clauses():
+    """Spaces within names, after numbers and after the repetition mark end no clause."""
     found = sentences(THAI)
     assert found[:2] == ["พิพิธภัณฑ์เปิดเวลาแปดโมงเช้า", "ค่าเข้าชมสามสิบบาทต่อคน"]
     assert len(found) == 5 and "นาย สมชาย ใจดี ดูแล" in found[2] and "เด็กๆ ชอบ" in found[4]
     assert extract_sentences("ค่าเข้าชมเท่าไร", THAI, 1) == found[1]
 
 
-def test_clauses_that_every_space_ends_would_be_noticed(monkeypatch):
+def test_the_thai_test_fails_if_every_space_ends_a_clause(monkeypatch):
     monkeypatch.setattr("casemate.text.sentences.MIN_CLAUSE", 1)
     with pytest.raises(AssertionError):
-        test_thai_text_is_divided_at_the_spaces_between_clauses()
+        test_thai_text_is_split_at_spaces_between_clauses()
 
 
-def test_spaces_are_no_ends_where_a_script_has_marks():
+def test_spaces_end_no_sentence_in_scripts_with_sentence_marks():
     assert len(sentences("សារមន្ទីរនៅជិតផ្សារ បើកម៉ោងប្រាំបីព្រឹក។ ថ្លៃចូលគឺបីពាន់រៀល សម្រាប់មនុស្សពេញវ័យ។")) == 2
     assert len(sentences("សារមន្ទីរនៅជិតផ្សារធំក្នុងក្រុង បើកម៉ោងប្រាំបីព្រឹករាល់ថ្ងៃ")) == 2
     assert len(sentences("북쪽 다리는 지난해 시월에 폐쇄되었다 공사가 끝날 때까지")) == 1
 
 
-def test_joined_clauses_are_the_text():
+def test_joined_clauses_equal_the_text():
     assert " ".join(sentences(THAI)) == THAI
 
 
-def test_messages_and_rows_are_sentences():
+def test_chat_messages_and_rows_are_sentences():
     chat = "[08:15] Mira: the pump is broken\n[08:17] Ahmed: I order a new one\n09:30 Mira: thanks"
     assert len(sentences(chat)) == 3
     assert len(sentences('{"city": "Gent"}\n{"city": "Lyon"}')) == 2
 
 
-def test_a_clause_without_spaces_is_no_keyword():
-    """As a keyword it would disclose a sentence of a unit at once."""
+def test_a_clause_without_spaces_is_not_a_keyword():
+    """As a keyword, the clause would disclose a whole sentence of a single unit."""
     text = "Acme 合同。 他的银行账户在瑞士苏黎世的一家银行。 Acme 价格 三元。"
     question = AskedQuestion.of("Acme 价格？")
-    said = {
+    keywords_found = {
         item.lemma for item in statements(question, best_sentences(question, text, "", 3), 8) if isinstance(item, Word)
     }
-    assert "三元" in said and not any(len(lemma) > 8 for lemma in said)
+    assert "三元" in keywords_found and not any(len(lemma) > 8 for lemma in keywords_found)

@@ -69,7 +69,7 @@ DISGUISES = {
 
 
 def filtered(text, cuts=(), tokens=TOKENS):
-    """Streams a text in pieces through a filter; returns the passed text and the filter."""
+    """Streams a text in pieces through a filter. Returns the passed text and the filter."""
     watch = WatermarkFilter(WatermarkDetector(tokens))
     places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     out = [watch.feed(text[i:j]) for i, j in zip(places, places[1:], strict=False)]
@@ -96,17 +96,17 @@ class TestTokenGenerator:
             != TokenGenerator("a").token("r", "c", "")
         )
 
-    def test_thousands_of_tokens_are_far_apart(self):
+    def test_tokens_have_a_large_minimum_distance(self):
         marks = {GENERATOR.token("r", str(i)) for i in range(3000)}
         assert len(marks) == 3000
         one = next(iter(marks)).replace(" ", "")
         assert min(substring_distance(one, other.replace(" ", "")) for other in list(marks)[1:200]) > 2 * MAX_ERRORS
 
-    def test_checksum_recognizes_own_tokens(self):
+    def test_checksum_accepts_own_tokens(self):
         assert all(GENERATOR.is_genuine(mark) for mark in TOKENS)
         assert GENERATOR.is_genuine(TOKEN.upper()) and not GENERATOR.is_genuine(TOKEN[:-1])
         others = [TokenGenerator("another key").token("r", str(i)) for i in range(2000)]
-        assert sum(map(GENERATOR.is_genuine, others)) < 6  # one in 4,096
+        assert sum(map(GENERATOR.is_genuine, others)) < 6  # one token in 4,096
         assert not GENERATOR.is_genuine("") and not GENERATOR.is_genuine("the bridge was")
 
     def test_uniform_numbers_are_uniform(self):
@@ -119,36 +119,34 @@ class TestTokenGenerator:
 def test_token_is_found_in_every_disguise(disguise):
     found = WatermarkDetector(TOKENS).best_match(DecodedText(f"{BEFORE}{DISGUISES[disguise]}{AFTER}"))
     assert found is not None and found.token == TOKEN
-    assert (
-        found.errors == 0 or "without" in disguise or disguise == "greek"
-    )  # nu is normalized to v, which it looks like
+    assert found.errors == 0 or "without" in disguise or disguise == "greek"  # nu is normalized to the confusable v
 
 
 @pytest.mark.parametrize("disguise", DISGUISES)
 @pytest.mark.parametrize("size", [1, 3, 7, 40, 10_000])
-def test_no_part_of_a_token_passes_in_any_disguise(disguise, size):
+def test_the_filter_passes_no_part_of_a_disguised_token(disguise, size):
     out, watch = filtered(f"{BEFORE}{DISGUISES[disguise]}{AFTER}", range(0, 2000, size))
     assert watch.found is not None and watch.found.token == TOKEN
     assert BEFORE.startswith(out)
 
 
 def edits(text):
-    """Texts with up to two letters changed, missing or added."""
+    """Texts with up to two letters changed, omitted or inserted."""
     one = st.tuples(st.sampled_from("cdi"), st.integers(0, len(text)), st.sampled_from("bdfghkmnaeiouxyw"))
 
     def edited(steps):
-        said = text
+        edited_text = text
         for kind, wanted, char in steps:
-            at = min(wanted, len(said))
-            said = said[:at] + (char if kind != "d" else "") + said[at + (kind != "i") :]
-        return said
+            at = min(wanted, len(edited_text))
+            edited_text = edited_text[:at] + (char if kind != "d" else "") + edited_text[at + (kind != "i") :]
+        return edited_text
 
     return st.lists(one, max_size=MAX_ERRORS).map(edited)
 
 
 @settings(max_examples=40)
 @given(edits(TOKEN), st.lists(st.integers(0, 300), max_size=8))
-def test_two_wrong_letters_do_not_hide_a_token(spoilt, cuts):
+def test_a_token_with_two_wrong_letters_is_found(spoilt, cuts):
     whole = WatermarkDetector(TOKENS).best_match(DecodedText(f"{BEFORE}{spoilt}{AFTER}"))
     assert whole is not None and whole.token == TOKEN and whole.errors <= MAX_ERRORS
     out, watch = filtered(f"{BEFORE}{spoilt}{AFTER}", cuts)
@@ -167,8 +165,8 @@ CODES = {
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_no_part_passes_if_only_the_whole_token_matches(code):
-    """With both errors in the middle word, no two adjacent words are intact."""
+def test_the_filter_passes_no_part_if_only_the_whole_token_matches(code):
+    """With both errors in the middle word, no two adjacent words are unchanged."""
     before = "The old bridge. "
     for i in range(40):
         mark = GENERATOR.token(str(i))
@@ -202,7 +200,7 @@ def test_text_without_tokens_passes_unchanged_for_any_split(text, cuts):
 def test_no_token_passes_after_any_text(before, disguise, cuts):
     text = f"{before}\n\n{DISGUISES[disguise]}{AFTER}"
     out, watch = filtered(text, cuts)
-    if watch.found:  # preceding letters may shift its groups of four or its pairs
+    if watch.found:  # preceding letters may shift the groups of four letters or the pairs
         assert f"{before}\n\n".startswith(out)
     else:
         assert "base64" in disguise or "hex" in disguise or "without" in disguise or disguise == "decimal"
@@ -216,7 +214,7 @@ def test_incomplete_token_at_the_end_does_not_pass(length, kept):
     assert out == (BEFORE + begun if kept else "") or (not kept and BEFORE.startswith(out))
 
 
-def test_words_of_different_tokens_are_no_match():
+def test_words_of_different_tokens_do_not_match():
     mixed = f"{TOKENS[0].split()[0]} {TOKENS[1].split()[1]} {TOKENS[2].split()[2]}"
     assert WatermarkDetector(TOKENS).best_match(DecodedText(BEFORE + mixed + AFTER)) is None
     apart = f"{TOKEN.split()[0]}{AFTER}{TOKEN.split()[1]}"
@@ -247,7 +245,7 @@ def test_a_stream_ends_at_the_last_word_of_a_token_with_other_text_between(form)
     assert watch.found and (watch.found.token, watch.found.form) == (TOKEN, "apart")
 
 
-def test_words_of_different_tokens_are_no_token():
+def test_words_of_different_tokens_are_not_a_token():
     words = [token.split()[i] for i, token in enumerate(TOKENS[:3])]
     text = BEFORE + " and then a long remark about it, ".join([*words, words[0]]) + AFTER
     assert filtered(text)[0] == text
@@ -255,14 +253,14 @@ def test_words_of_different_tokens_are_no_token():
 
 @pytest.mark.parametrize("form", MIXED)
 @pytest.mark.parametrize("token", TOKENS)
-def test_a_token_is_found_with_the_letters_of_its_words_in_another_order(form, token):
+def test_a_token_with_reordered_letters_is_found(form, token):
     text = BEFORE + " ".join(map(MIXED[form], token.split())) + AFTER
     out, watch = filtered(text, range(0, 900, 7))
     assert watch.found and watch.found.token == token
     assert MIXED[form](token.split()[0]) not in out
 
 
-def test_letters_of_two_words_in_another_order_are_no_token():
+def test_reordered_letters_of_two_words_are_not_a_token():
     text = BEFORE + " ".join("".join(sorted(word)) for word in TOKEN.split()[:2]) + AFTER
     assert filtered(text)[0] == text
 
@@ -277,7 +275,7 @@ def test_all_tokens_of_a_text_are_returned():
     "text", ["word " * 400, "12 34,5; " * 400, " " * 3000, "北风与太阳" * 300, "–" * 3000, "\u200b" * 3000]
 )
 def test_lag_of_a_stream_is_bounded(text):
-    """A bounded number of characters is held back, for any characters."""
+    """For any characters, the filter buffers a bounded number of them."""
     watch, out = WatermarkFilter(WatermarkDetector(TOKENS)), 0
     for i, char in enumerate(text, 1):
         out += len(watch.feed(char))

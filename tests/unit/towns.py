@@ -1,4 +1,4 @@
-"""A made-up corpus of towns with topics, names and figures: facts that can be asked for."""
+"""A fictional corpus of towns with topics, names and figures: facts for questions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STARTS, ENDS = (
 
 
 def town(topic: str, number: int, seed: int = 0) -> Document:
-    """A page on one town, in the words of its topic."""
+    """A page about one town, in the words of its topic."""
     rng = np.random.default_rng([number, seed, len(topic), ord(topic[0])])
     name = f"{STARTS[number % len(STARTS)]}{ENDS[int(rng.integers(len(ENDS)))]}"
     a, b, c, d, e, f = rng.choice(TOPICS[topic], 6, replace=False)
@@ -36,5 +36,5 @@ def town(topic: str, number: int, seed: int = 0) -> Document:
 
 
 def towns(each: int = 12, seed: int = 0, start: int = 0) -> list[Document]:
-    """So many pages on each topic."""
+    """Pages on each topic, ``each`` per topic."""
     return [town(topic, start + n, seed) for topic in TOPICS for n in range(each)]

@@ -1,4 +1,4 @@
-"""Language models of a few letters, whose laws a test can compute by itself."""
+"""Language models with few letters, whose distributions a test can compute exactly."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from casemate.protocols import DecodingSession, Generator, TokenModel
 
 @dataclass
 class Toy(Generator, TokenModel):
-    """The next letter depends on the whole prompt and the last two letters of the answer, and is drawn from nothing.
+    """The next letter depends on the whole prompt and the last two letters of the answer.
 
-    A letter is a token; a prompt is its question and the texts of its documents, with a space after each.
+    A letter is a token. A prompt is its question and the texts of its documents, each followed by a space.
     """
 
     seed: int = 0
@@ -22,8 +22,8 @@ class Toy(Generator, TokenModel):
     end: str = ""
     spread: float = 1.5
     limit: int | None = None
-    begun: list = field(default_factory=list)  # all prompts that were begun
-    known: dict = field(default_factory=dict)  # logits that were computed
+    begun: list = field(default_factory=list)  # all prompts of sessions
+    known: dict = field(default_factory=dict)  # cache of computed logits
 
     @property
     def vocabulary(self):
@@ -51,7 +51,7 @@ class Toy(Generator, TokenModel):
         return float(tokens)
 
     def logits(self, prompt, answer):
-        """Float64, (V,)."""
+        """Returns the logits of the next letter, float64, (V,)."""
         key = tuple(prompt), tuple(answer)[-2:]
         if key not in self.known:
             rng = np.random.default_rng(zlib.crc32(repr((self.seed, *key)).encode()))
@@ -59,10 +59,10 @@ class Toy(Generator, TokenModel):
         return self.known[key]
 
     async def stream(self, prompt):
-        said = []
-        while len(said) < 8:
-            said.append(int(self.logits(self.encode(prompt), said).argmax()))
-            yield self.text(said[-1:])
+        generated = []
+        while len(generated) < 8:
+            generated.append(int(self.logits(self.encode(prompt), generated).argmax()))
+            yield self.text(generated[-1:])
 
 
 @dataclass
