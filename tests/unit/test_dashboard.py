@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import URL
+from starlette.requests import Request
 
 from casemate import config as configuration
 from casemate.backends.event_stores.sql import SqlEventStore
@@ -899,6 +901,16 @@ class TestEnforcement:
         app = make(tmp_path, mode="observe")
         with visiting(app, tenant="b") as visitor:
             assert visitor.get("/enforcement").status_code == 403
+            assert visitor.post("/enforcement/switch", mode="enforce").status_code == 403
+            assert app.mode == "observe"
+
+    def test_a_host_header_does_not_change_what_a_form_needs(self, tmp_path, monkeypatch):
+        """Older versions of Starlette copy the header into ``Request.url`` as it is."""
+        url = property(lambda http: URL(f"http://{http.headers['host']}{http.scope['path']}"))
+        monkeypatch.setattr(Request, "url", url)
+        app = make(tmp_path, mode="observe")
+        with visiting(app, tenant="b") as visitor:
+            visitor.http.headers["host"] = "host/clients?"
             assert visitor.post("/enforcement/switch", mode="enforce").status_code == 403
             assert app.mode == "observe"
 
