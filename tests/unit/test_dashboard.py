@@ -904,6 +904,13 @@ class TestEnforcement:
             assert visitor.post("/enforcement/switch", mode="enforce").status_code == 403
             assert app.mode == "observe"
 
+    def test_the_guard_of_a_gateway_with_agent_memory_is_not_switched_off(self, tmp_path):
+        app = make(tmp_path, agent_memory=True)
+        with visiting(app) as visitor:
+            found = visitor.post("/enforcement/switch", mode="observe")
+            assert found.status_code == 409 and "agent memory needs enforcement" in found.text
+            assert app.mode == "enforce" and not app.store.scan("setting")
+
     def test_a_host_header_does_not_change_what_a_form_needs(self, tmp_path, monkeypatch):
         """Older versions of Starlette copy the header into ``Request.url`` as it is."""
         url = property(lambda http: URL(f"http://{http.headers['host']}{http.scope['path']}"))
