@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+from base64 import urlsafe_b64encode
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -29,7 +30,15 @@ from casemate.gateway.dashboard.disclosure import by_client as disclosed_by_clie
 from casemate.gateway.dashboard.documents import word_diff
 from casemate.gateway.dashboard.records import FIRST, EventTail
 from casemate.gateway.dashboard.requests import percentiles
-from casemate.gateway.dashboard.session import ALL_TENANTS, IDLE_S, MAX_AGE_S, MAX_SESSIONS, TRIES, SessionStore
+from casemate.gateway.dashboard.session import (
+    ALL_TENANTS,
+    IDLE_S,
+    MAX_AGE_S,
+    MAX_SESSIONS,
+    NOTES_COOKIE,
+    TRIES,
+    SessionStore,
+)
 from casemate.gateway.dashboard.site import ACTIONS, PAGES
 from casemate.gateway.dashboard.table import Column, Table, TableSpec
 from casemate.gateway.dashboard.time_range import MAX_BINS, TimeRange, by_bin
@@ -775,6 +784,14 @@ class TestForms:
     def test_long_forms_are_refused(self, tmp_path):
         with visiting(make(tmp_path), alert()) as visitor:
             assert visitor.post("/alerts/close", id="changed-1", reason="x" * 30_000).status_code == 413
+
+
+def test_a_cookie_with_messages_that_another_site_has_set_breaks_no_page(tmp_path):
+    with visiting(make(tmp_path)) as visitor:
+        for content in (b"[" * 30_000, b"[[1]]", b"{", b"\xff", b'[["good", "<img src=x onerror=alert(3)>"]]'):
+            visitor.http.cookies.set(NOTES_COOKIE, urlsafe_b64encode(content).decode(), path="/dashboard")
+            page = visitor.get("/verdicts")
+            assert page.status_code == 200 and "<img" not in page.text
 
 
 class TestTenants:

@@ -232,11 +232,11 @@ async def _session(http: Request, touch: bool = True) -> DashboardSession | None
 
 
 def _cookie_notes(http: Request) -> list[tuple[str, str]]:
-    """Messages that the previous page left in a cookie."""
+    """Messages that the previous page left in a cookie; none if another site of the same domain has set it wrongly."""
     try:
         found = json.loads(urlsafe_b64decode(http.cookies.get(NOTES_COOKIE, "")) or "[]")
         return [(str(tone), str(text)) for tone, text in found]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return []
 
 
