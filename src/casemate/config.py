@@ -425,7 +425,9 @@ class GatewaySection(Section):
         "full. Needs `guard.audience.unentitled`: `nothing` or `quorum`.",
     )
     metrics: Literal["key", "open"] = Field(
-        default="key", description="Access to `/metrics`: `key` requires role metrics or admin; `open` needs no key."
+        default="key",
+        description="Access to `/metrics`: `key` requires role metrics or admin. `open` needs no key: a client that "
+        "reaches it can see whether its question was flagged, by the counts of verdicts.",
     )
     otlp_endpoint: str = Field(
         default="",

@@ -14,6 +14,7 @@ from casemate.errors import ConfigError
 from casemate.gateway.mcp.memory import MOST_CHARACTERS, MemoryTools, own_tools
 from casemate.gateway.state import Gateway
 from casemate.guard.audience import AudiencePolicy
+from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.guard import Guard
 from tests.gateways import key, make
 from tests.unit.test_mcp import connected, serving
@@ -84,6 +85,19 @@ async def test_an_invalid_entry_is_refused(tmp_path, text):
         async with connected(url, client_key) as client:
             result = await client.call_tool("remember", {"text": text})
     assert result.is_error and result.content[0].text.startswith("text: ")
+
+
+async def test_an_entry_that_would_make_a_calibration_due_is_refused(tmp_path):
+    """Otherwise one client could let the guard withhold every answer of all others."""
+    mirabel = Mirabel(min_documents=3, calibration=tmp_path / "none.json")
+    app = system(tmp_path, defenses=[mirabel])
+    someone = key(app)
+    with serving(app, own_tools) as url:
+        async with connected(url, someone) as client:
+            stored = [await client.call_tool("remember", {"text": f"{NOTE} {i}"}) for i in range(3)]
+        assert not app.due()
+    assert [result.is_error for result in stored] == [False, False, True]
+    assert stored[2].content[0].text == "The memory takes no further entries at the moment."
 
 
 @pytest.mark.parametrize(("unentitled", "mode"), [("full", "enforce"), ("nothing", "observe")])

@@ -213,6 +213,13 @@ def test_verify_refuses_malformed_input(at, signed):
     assert not verify("s", at, b"", signature("s", at, b""), now=0)
 
 
+@pytest.mark.parametrize(
+    ("at", "signed"), [("1\udcff", "sha256=00"), ("1", "sha256=\udcff"), ("9" * 5000, "sha256=00")]
+)
+def test_verify_refuses_headers_that_are_no_text_or_number(at, signed):
+    assert not verify("s", at, b"", signed)  # aiohttp, for one, decodes other bytes to lone surrogates
+
+
 class TestApprise:
     def test_sends_with_apprise(self):
         with Listener() as listener:

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+from base64 import urlsafe_b64encode
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import URL
+from starlette.requests import Request
 
 from casemate import config as configuration
 from casemate.backends.event_stores.sql import SqlEventStore
@@ -27,7 +30,15 @@ from casemate.gateway.dashboard.disclosure import by_client as disclosed_by_clie
 from casemate.gateway.dashboard.documents import word_diff
 from casemate.gateway.dashboard.records import FIRST, EventTail
 from casemate.gateway.dashboard.requests import percentiles
-from casemate.gateway.dashboard.session import ALL_TENANTS, IDLE_S, MAX_AGE_S, MAX_SESSIONS, TRIES, SessionStore
+from casemate.gateway.dashboard.session import (
+    ALL_TENANTS,
+    IDLE_S,
+    MAX_AGE_S,
+    MAX_SESSIONS,
+    NOTES_COOKIE,
+    TRIES,
+    SessionStore,
+)
 from casemate.gateway.dashboard.site import ACTIONS, PAGES
 from casemate.gateway.dashboard.table import Column, Table, TableSpec
 from casemate.gateway.dashboard.time_range import MAX_BINS, TimeRange, by_bin
@@ -783,6 +794,14 @@ class TestForms:
             assert browser.post("/alerts/close", id="changed-1", reason="x" * 30_000).status_code == 413
 
 
+def test_a_cookie_with_messages_that_another_site_has_set_breaks_no_page(tmp_path):
+    with logged_in(make(tmp_path)) as visitor:
+        for content in (b"[" * 30_000, b"[[1]]", b"{", b"\xff", b'[["good", "<img src=x onerror=alert(3)>"]]'):
+            visitor.http.cookies.set(NOTES_COOKIE, urlsafe_b64encode(content).decode(), path="/dashboard")
+            page = visitor.get("/verdicts")
+            assert page.status_code == 200 and "<img" not in page.text
+
+
 class TestTenants:
     def test_tenants_are_separated(self, tmp_path):
         app = make(tmp_path)
@@ -908,6 +927,23 @@ class TestEnforcement:
         with logged_in(app, tenant="b") as browser:
             assert browser.get("/enforcement").status_code == 403
             assert browser.post("/enforcement/switch", mode="enforce").status_code == 403
+            assert app.mode == "observe"
+
+    def test_the_guard_of_a_gateway_with_agent_memory_is_not_switched_off(self, tmp_path):
+        app = make(tmp_path, agent_memory=True)
+        with logged_in(app) as visitor:
+            found = visitor.post("/enforcement/switch", mode="observe")
+            assert found.status_code == 409 and "agent memory needs enforcement" in found.text
+            assert app.mode == "enforce" and not app.store.scan("setting")
+
+    def test_a_host_header_does_not_change_what_a_form_needs(self, tmp_path, monkeypatch):
+        """Older versions of Starlette copy the header into ``Request.url`` as it is."""
+        url = property(lambda http: URL(f"http://{http.headers['host']}{http.scope['path']}"))
+        monkeypatch.setattr(Request, "url", url)
+        app = make(tmp_path, mode="observe")
+        with logged_in(app, tenant="b") as visitor:
+            visitor.http.headers["host"] = "host/clients?"
+            assert visitor.post("/enforcement/switch", mode="enforce").status_code == 403
             assert app.mode == "observe"
 
     @pytest.mark.parametrize("unentitled", ["full", "nothing"])

@@ -239,6 +239,12 @@ class TestCommand:
         monkeypatch.setattr(enforcement, "set_values", lambda path, values: "casemate.yaml cannot be written")
         assert "cannot be written; write 'mode: enforce'" in run("--yes", "--force", code=1).stderr
 
+    def test_agent_memory_needs_enforcement(self, place):
+        file = place / "casemate.yaml"
+        file.write_text(file.read_text() + "gateway: {agent_memory: true}\n")
+        with pytest.raises(DataError, match="agent memory needs enforcement"):
+            run("--off", "--yes")
+
     @pytest.mark.parametrize("words", [["--yes"], ["--off", "--yes"], ["--dry-run"]])
     def test_a_guard_that_is_off_is_not_switched(self, working_folder, words):
         (working_folder / "casemate.yaml").write_text("guard: {mode: off}\n")
@@ -304,6 +310,15 @@ class TestSwitch:
         enforcement.switch(app.store, tmp_path / "none.yaml", "observe", "me")
         follower.sync()
         assert app.mode == "observe"
+        app.close()
+
+    def test_gateways_with_agent_memory_keep_enforcement(self, tmp_path, monkeypatch):
+        """In observe mode, every client could read the entries of all others."""
+        monkeypatch.chdir(tmp_path)
+        app = make_app(tmp_path, defenses=[], agent_memory=True)
+        enforcement.switch(app.store, tmp_path / "none.yaml", "observe", "me")
+        SettingsSync(app).sync()
+        assert app.mode == "enforce"
         app.close()
 
     def test_a_file_that_was_edited_later_keeps_its_mode(self, tmp_path, monkeypatch):

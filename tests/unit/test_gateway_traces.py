@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import threading
@@ -143,6 +144,30 @@ def test_one_body_is_decoded_at_a_time(tmp_path, monkeypatch):
         for answer in pool.map(lambda _: http.post("/v1/traces", content=compressed, headers=headers), range(4)):
             assert (answer.status_code, "more than 500,000 values" in answer.text) == (400, True)
     assert concurrency == [1] * 4
+
+
+def test_few_decoded_bodies_wait_to_be_recorded(tmp_path, monkeypatch):
+    """A compressed body of 4 kB may contain a text of 4 MB."""
+    monkeypatch.setattr(state, "MAX_RECORDED", 2)
+    app = make(tmp_path)
+    decode, record, decoded, most = traces._decode, traces._record, [], []
+
+    def decoding(*given):
+        decoded.append(given)
+        most.append(len(decoded))
+        return decode(*given)
+
+    async def recording(*given):
+        await asyncio.sleep(0.05)
+        await record(*given)
+        decoded.pop()
+
+    monkeypatch.setattr(traces, "_decode", decoding)
+    monkeypatch.setattr(traces, "_record", recording)
+    with client(app, key(app, "traces")) as http, ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: http.post("/v1/traces", json=request()), range(6)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert max(most) == 2
 
 
 def test_rejected_spans_are_counted_in_both_encodings(tmp_path):

@@ -327,6 +327,17 @@ class TestQuarantine:
         world.add(gate, poison(1))
         assert not gate.quarantined and not gate.skipped
 
+    def test_a_release_indexes_the_latest_metadata(self, world):
+        """A source that was sent again with access labels must not become readable without them."""
+        quarantine, held = self.held(world)
+        (first,) = poison(1)
+        for labels in (["board"], ["hr"], ["hr"]):
+            world.add(world.gate(), [replace(first, metadata={"acl": labels}, digest=f"@upload-{labels[0]}")])
+        assert len(world.store.scan("quarantine")) == 3 and [one.key for one in quarantine.pending()] == [held.key]
+        asyncio.run(quarantine.release(held.key, world.guard))
+        indexed = {d.id: d for piece, _ in world.index.scan() for d in piece}
+        assert indexed["p0"].labels == {"hr"} and not quarantine.pending()
+
     def test_dropped_sources_are_not_indexed_again(self, world):
         quarantine, held = self.held(world)
         assert asyncio.run(quarantine.drop(held.key, world.guard)).state == "dropped"

@@ -167,3 +167,20 @@ def test_saved_graph_has_mode_0600_and_loads_unchanged(tmp_path) -> None:
     assert len(loaded) == 50
     assert loaded.search(vectors[60], 1)[0].tolist() == [60]
     assert loaded.search(vectors[10], 100)[0].min() >= 50
+
+
+def test_a_graph_is_never_readable_by_others_while_it_is_saved(tmp_path) -> None:
+    graph, modes = ApproximateSearch(DIM), []
+    place = tmp_path / "graph.part"
+    place.touch(0o644)  # of a killed process
+
+    class Saved:
+        def save(self, path: str) -> None:
+            modes.append(place.stat().st_mode & 0o777)
+            real.save(path)
+            modes.append(place.stat().st_mode & 0o777)
+
+    real, graph._graph = graph._graph, Saved()
+    for _ in range(2):
+        graph.save(tmp_path / "graph")
+    assert modes == [0o600] * 4

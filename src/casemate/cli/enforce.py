@@ -23,6 +23,7 @@ from casemate.monitor.enforcement import (
     GuardMode,
     read_preview,
     require_guard,
+    require_no_memory,
     setting_values,
     switch,
 )
@@ -75,6 +76,7 @@ def enforce(
     settings = configuration.read(path)
     mode: GuardMode = "observe" if off else "enforce"
     require_guard(settings.guard.mode)
+    require_no_memory(settings, mode)
     values = setting_values(path, mode)
     with closing(build("store", settings.store, settings.folder)) as store:
         since = datetime.now(UTC) - timedelta(days=days)

@@ -42,6 +42,8 @@ STALE_S = 60.0
 """A gateway that has not read its keys for this long is not ready."""
 PROBE_TIMEOUT_S = 5.0
 """Time that index and store have to answer a readiness probe."""
+MAX_RECORDED = 8
+"""Bodies of traces that are in memory decoded, until they are recorded."""
 _CONTEXT = "casemate.request"
 _log = logging.getLogger(__name__)
 
@@ -91,7 +93,8 @@ class Gateway:
         app: The system, which the gateway closes.
 
     ``documents`` is the sink of all uploads, with screening if configured; ``traces`` records production traces.
-    ``decoding`` admits one body of traces at a time: decoded, it takes many times its compressed size.
+    ``decoding`` admits one body of traces at a time, ``recording`` admits ``MAX_RECORDED``: decoded, a body takes many
+    times its compressed size.
     """
 
     app: App
@@ -120,7 +123,8 @@ class Gateway:
             self.tracer.stages = model_attributes(self.app.config.rag, rag.embedder, rag.generator)
         self.app = replace(self.app, guard=self._instrument(self.app.guard))
         self.documents = open_document_sink(self.app)
-        self.traces, self.decoding = open_trace_recorder(self.app), asyncio.Semaphore(1)
+        self.traces = open_trace_recorder(self.app)
+        self.decoding, self.recording = asyncio.Semaphore(1), asyncio.Semaphore(MAX_RECORDED)
         self._flushes: Coalescer[None, bool] = Coalescer(
             lambda asked: [self.app.store.flush(WRITE_TIMEOUT_S)] * len(asked)
         )

@@ -135,8 +135,9 @@ class ApproximateSearch:
     def save(self, path: Path) -> None:
         """Writes the graph to a file, atomically, with mode 0600."""
         temporary = path.with_name(path.name + ".part")
+        temporary.touch(0o600)  # before there are vectors in it: they reveal texts
+        os.chmod(temporary, 0o600)  # of a killed process, perhaps of an earlier version
         self._graph.save(str(temporary))
-        os.chmod(temporary, 0o600)  # vectors reveal texts
         os.replace(temporary, path)
 
     @classmethod

@@ -6,6 +6,7 @@ is written into casemate.yaml, where it is permanent. Functions that use the sto
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from casemate import config as configuration
+from casemate.config import Config
 from casemate.config_file import set_values
 from casemate.errors import CasemateError, DataError
 from casemate.guard.client_state import crawl_evidence
@@ -40,6 +42,7 @@ TOLERABLE = 0.02
 
 LEAST_QUESTIONS = 99
 """Recorded questions that a switch without confirmation needs: as ``calibrate --recorded`` at significance .01."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +193,15 @@ def require_guard(mode: str) -> None:
         raise DataError("the guard is off; set guard.mode: observe in casemate.yaml and restart the gateway")
 
 
+def require_no_memory(config: Config, mode: GuardMode) -> None:
+    """Raises ``DataError`` if a switch to observe mode would let every client read the agent memory of all others."""
+    if mode == "observe" and config.gateway.agent_memory:
+        raise DataError(
+            "agent memory needs enforcement: in observe mode, every client could read the entries of all others; set "
+            "gateway.agent_memory: false in casemate.yaml and restart the gateway"
+        )
+
+
 def switch(store: EventStore, path: Path, mode: GuardMode, by: str) -> str:
     """Records a switch, which running gateways follow, and writes it into the configuration file. Blocks.
 
@@ -219,7 +231,8 @@ class SettingsSync:
     """Applies settings that other processes on the event store changed, or this one before a restart.
 
     A switch of enforcement applies if it is later than the last change of casemate.yaml before the start. So a file
-    that was edited by hand since keeps its mode. Mode ``off`` stays. An operating point applies if its previous value
+    that was edited by hand since keeps its mode. Mode ``off`` stays, and so does enforcement with agent memory
+    (``require_no_memory``). An operating point applies if its previous value
     is the one in effect here. So gateways that start with the same casemate.yaml stay equal.
     """
 
@@ -236,9 +249,16 @@ class SettingsSync:
         for event in events:
             name, after = str(event.body.get("name")), event.body["after"]
             if name == SETTING and event.at > self._since and self._app.mode != "off":
-                self._app.guard.enforce = after == "enforce"
+                self._switch("enforce" if after == "enforce" else "observe")
             elif name in defenses and defenses[name].significance == event.body["before"]:
                 defenses[name].significance = float(after)
+
+    def _switch(self, mode: GuardMode) -> None:
+        try:
+            require_no_memory(self._app.config, mode)
+            self._app.guard.enforce = mode == "enforce"
+        except DataError as error:
+            _log.warning("the switch to observe mode is ignored: %s", error)
 
 
 def record_threshold(store: EventStore, defense: str, tenant: str, before: float, after: float, by: str) -> None:

@@ -135,9 +135,9 @@ def verify(secret: str, timestamp: str, body: bytes, signed: str, *, now: float 
         signed: The header ``X-Casemate-Signature``.
         now: Seconds since 1970. None: the current time.
     """
-    valid = hmac.compare_digest(signature(secret, timestamp, body).encode(), signed.encode())
     if not timestamp.isascii() or not timestamp.isdigit():
         return False
+    valid = hmac.compare_digest(signature(secret, timestamp, body).encode(), signed.encode(errors="replace"))
     return valid and abs((time.time() if now is None else now) - int(timestamp)) <= TOLERANCE_S
 
 

@@ -38,16 +38,23 @@ async def export(request: Request) -> Response:
         message = f"Traces are accepted as {PROTOBUF} or {JSON}."
         raise ApiError(415, message, "unsupported_media_type", "content-type")
     body, encoding = await request.body(), request.headers.get("content-encoding", "").strip().lower()
+    work = _decode_and_record(gateway, body, kind, encoding, key.grant.tenant)
     try:
-        async with gateway.decoding:
-            found = await asyncio.to_thread(_decode, gateway, body, kind, encoding)
+        rejected = await run_while_connected(request.receive, work, gateway.section.timeout_s)
     except DataError as error:
         raise ApiError(400, f"{error}.", "invalid_traces") from None
-    work = _record(gateway, found, key.grant.tenant)
-    await run_while_connected(request.receive, work, gateway.section.timeout_s)
     if kind == JSON:
-        return JsonResponse(_partial_success(found.rejected))
-    return Response(_encoded_partial_success(found.rejected), media_type=PROTOBUF)
+        return JsonResponse(_partial_success(rejected))
+    return Response(_encoded_partial_success(rejected), media_type=PROTOBUF)
+
+
+async def _decode_and_record(gateway: Gateway, body: bytes, kind: str, encoding: str, tenant: str) -> int:
+    """Returns the number of rejected spans. Waiting requests have their bodies as they were sent, not decoded."""
+    async with gateway.recording:
+        async with gateway.decoding:
+            found = await asyncio.to_thread(_decode, gateway, body, kind, encoding)
+        await _record(gateway, found, tenant)
+        return found.rejected
 
 
 def _decode(gateway: Gateway, body: bytes, kind: str, encoding: str) -> TraceRequest:

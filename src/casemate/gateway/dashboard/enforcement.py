@@ -64,6 +64,7 @@ async def switch(request: PageRequest) -> str:
     """Switches enforcement on or off; returns the address to go to."""
     mode: GuardMode = "enforce" if request.form.get("mode") == "enforce" else "observe"
     enforcement.require_guard(request.app.mode)
+    enforcement.require_no_memory(request.app.config, mode)
     file = request.app.config.file
     why = await request.in_thread(enforcement.switch, request.app.store, file, mode, request.session.name)
     request.app.guard.enforce = mode == "enforce"

@@ -117,7 +117,7 @@ def make_dashboard(gateway: Gateway) -> Starlette:
             Route("/static/{name}", _static, name="static"),
             Route("/login", _login, methods=["GET", "POST"]),
             Route("/logout", _logout, methods=["POST"]),
-            *(Route(path, _act(action), methods=["POST"]) for path, action in ACTIONS.items()),
+            *(Route(path, _act(path, action), methods=["POST"]) for path, action in ACTIONS.items()),
             *(Route(path, _show(path, view, live)) for path, (view, live) in PAGES.items()),
         ],
         exception_handlers={HTTPException: _error_page, CasemateError: _error_page, Exception: _error_page},
@@ -162,11 +162,10 @@ def _respond(view: View, request: PageRequest, version: str) -> Response:
     return found if isinstance(found, Response) else _html(found, request, version)
 
 
-def _act(action: Action) -> Callable[[Request], Awaitable[Response]]:
-    """Returns the endpoint of a form."""
+def _act(path: str, action: Action) -> Callable[[Request], Awaitable[Response]]:
+    """Returns the endpoint of a form. Access depends on ``path``: a Host header may forge ``http.url``."""
 
     async def endpoint(http: Request) -> Response:
-        path = http.url.path.removeprefix(ROOT)
         _set_route(http, path)
         session = await _session(http)
         if session is None:
@@ -233,11 +232,11 @@ async def _session(http: Request, touch: bool = True) -> DashboardSession | None
 
 
 def _cookie_notes(http: Request) -> list[tuple[str, str]]:
-    """Messages that the previous page left in a cookie."""
+    """Messages that the previous page left in a cookie; none if another site of the same domain has set it wrongly."""
     try:
         found = json.loads(urlsafe_b64decode(http.cookies.get(NOTES_COOKIE, "")) or "[]")
         return [(str(tone), str(text)) for tone, text in found]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return []
 
 

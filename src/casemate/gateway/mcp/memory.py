@@ -7,11 +7,12 @@ An entry is a document whose metadata names the client as ``subject`` and as its
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from casemate.errors import ConfigError
+from casemate.errors import ConfigError, DataError
 from casemate.gateway.auth.keys import ApiKey
 from casemate.gateway.errors import ApiError
 from casemate.gateway.mcp.tools import (
@@ -23,6 +24,7 @@ from casemate.gateway.mcp.tools import (
     text_argument,
 )
 from casemate.gateway.state import Gateway, RequestContext
+from casemate.protocols import CalibratedDefense
 from casemate.rag.chunking import split_document
 from casemate.types import READERS, Document
 
@@ -30,6 +32,7 @@ REMEMBER, FORGET = "remember", "forget"
 SUBJECT = "subject"
 MOST_CHARACTERS = 20_000
 """Length of an entry."""
+_log = logging.getLogger(__name__)
 
 
 class MemoryTools(GuardedTools):
@@ -41,6 +44,7 @@ class MemoryTools(GuardedTools):
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
+        self._adding = asyncio.Lock()
         guard = gateway.app.guard
         if guard.audience.unentitled == "full" or not guard.enforce:
             raise ConfigError(
@@ -90,10 +94,23 @@ class MemoryTools(GuardedTools):
         entry = Document(_prefix(key) + uuid.uuid4().hex, text, metadata={SUBJECT: key.id, READERS: [key.id]})
         tokens = recipe.tokens or rag.embedder.max_tokens
         chunks = await asyncio.to_thread(split_document, entry, rag.embedder, tokens, recipe.overlap)
-        withheld = await self.gateway.documents.add(chunks, key.grant.tenant, uploader=f"key {key.id}")
+        async with self._adding:  # the number of chunks is that of the check
+            await asyncio.to_thread(self._require_calibrated, key.grant.tenant, len(chunks))
+            withheld = await self.gateway.documents.add(chunks, key.grant.tenant, uploader=f"key {key.id}")
         counts = int(not withheld), 0 if withheld else len(chunks), len(withheld)
         self.gateway.record_ingest(key, "added", *counts)
         return "Stored."
+
+    def _require_calibrated(self, tenant: str, added: int) -> None:
+        """Refuses an entry that would make a calibration stale: a client could take away the answers of all others."""
+        app = self.gateway.app
+        n = app.index.moments(tenant).n
+        for defense in app.calibrated:
+            if not _reason_to_calibrate(defense, tenant, n) and (
+                why := _reason_to_calibrate(defense, tenant, n + added)
+            ):
+                _log.warning("an entry of the agent memory was refused, because with it %s", why)
+                raise ApiError(503, "The memory takes no further entries at the moment.", "memory_full")
 
     async def _forget(self, key: ApiKey) -> str:
         """Deletes the client's entries; those in quarantine stay there for the reviewer."""
@@ -103,6 +120,15 @@ class MemoryTools(GuardedTools):
         removed = await self.gateway.documents.remove(sources, tenant) if sources else 0
         self.gateway.record_ingest(key, "removed", len(sources), removed)
         return f"Deleted {len(sources)} entries."
+
+
+def _reason_to_calibrate(defense: CalibratedDefense, tenant: str, chunks: int) -> str:
+    """Why a defense must be calibrated before it can judge with this number of chunks; empty if it is ready."""
+    try:
+        defense.ready(tenant, chunks)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def _prefix(key: ApiKey) -> str:

@@ -77,7 +77,8 @@ class Quarantine:
             for event in events:
                 body = event.body
                 if body["what"] == "held":
-                    self._found.setdefault(body["key"], _from_event(event))
+                    new, known = _from_event(event), self._found.get(body["key"])
+                    self._found[body["key"]] = replace(known, documents=new.documents) if known else new
                 elif body["key"] in self._found:
                     self._found[body["key"]] = replace(self._found[body["key"]], state=body["what"])
             self._position = position
@@ -103,6 +104,20 @@ class Quarantine:
         source = _from_event(event)  # first: what cannot be read again must not be stored
         self._append(event)
         return source
+
+    def update(self, documents: Sequence[Document], tenant: str) -> None:
+        """Replaces the chunks of a source in quarantine that came again, if its metadata changed. Its content did not.
+
+        Else a release would index it with the first metadata, such as without the access labels that it has now.
+        """
+        key, new = quarantine_key(documents, tenant), [_document_as_json(d) for d in documents]
+        known = self.all().get(key)
+        if known is None or known.state != "held" or new == [_document_as_json(d) for d in known.documents]:
+            return
+        now, body = datetime.now(UTC), {name: getattr(known, name) for name in ("key", "tenant", "source", "score")}
+        lists = {"reasons": list(known.reasons), "companions": list(known.companions), "documents": new}
+        event_id = f"{QUARANTINE_KIND}:held:{key}:{now.timestamp():.6f}"
+        self._append(Event(event_id, now, QUARANTINE_KIND, {"what": "held", **body, **lists}))
 
     def record_observed(self, results: Sequence[ScreeningResult], tenant: str) -> QuarantinedSource:
         """Records a suspicious source without its text, and without quarantining it."""
