@@ -239,8 +239,8 @@ class TestCommand:
         monkeypatch.setattr(enforcement, "set_values", lambda path, values: "casemate.yaml cannot be written")
         assert "cannot be written; write 'mode: enforce'" in run("--yes", "--force", code=1).stderr
 
-    def test_agent_memory_needs_enforcement(self, place):
-        file = place / "casemate.yaml"
+    def test_agent_memory_needs_enforcement(self, working_folder):
+        file = working_folder / "casemate.yaml"
         file.write_text(file.read_text() + "gateway: {agent_memory: true}\n")
         with pytest.raises(DataError, match="agent memory needs enforcement"):
             run("--off", "--yes")
