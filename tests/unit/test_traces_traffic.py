@@ -325,5 +325,5 @@ def test_files_are_imported_reported_and_lead_to_canaries(tmp_path, monkeypatch)
     code, found = casemate("suggest", "new.yaml")
     assert code == 0 and len(found["canaries"]) == len(parse_canaries(Path("new.yaml").read_text()).canaries) > 0
     assert "What is only0" not in Path("new.yaml").read_text()  # no recorded question without log_text
-    assert Path("new.yaml").stat().st_mode & 0o077 == 0
     assert "overwrite it with --force" in error_of("suggest", "new.yaml")
+    assert Path("new.yaml").stat().st_mode & 0o077 == 0
