@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from base64 import urlsafe_b64encode
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -36,6 +37,7 @@ from casemate.gateway.dashboard.session import (
     MAX_AGE_S,
     MAX_SESSIONS,
     NOTES_COOKIE,
+    SESSION_COOKIE,
     TRIES,
     SessionStore,
 )
@@ -248,6 +250,29 @@ def _until(what, timeout_s=10.0):
     while not what():
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+def test_requests_without_a_login_do_not_occupy_the_threads_that_answer_questions(tmp_path, monkeypatch):
+    released, waiting = threading.Event(), []
+
+    def slow(*given):
+        waiting.append(given)
+        released.wait(10)
+
+    monkeypatch.setattr(SessionStore, "find", slow)
+    app = make(tmp_path)
+    asked = {"Authorization": f"Bearer {key(app)}"}
+    with serving(app) as url, ThreadPoolExecutor(34) as pool, httpx.Client(base_url=url, timeout=5) as http:
+        cookie = {"Cookie": f"{SESSION_COOKIE}=x"}  # asyncio has at most 32 threads
+        pages = [pool.submit(http.get, "/dashboard/", headers=cookie, timeout=20) for _ in range(34)]
+        try:
+            while len(waiting) < 2:
+                time.sleep(0.01)
+            time.sleep(0.2)  # the others arrive
+            assert http.post("/v1/chat/completions", json=chat("only3"), headers=asked).status_code == 200
+        finally:
+            released.set()
+        assert {page.result().status_code for page in pages} == {303}
 
 
 class TestSessions:

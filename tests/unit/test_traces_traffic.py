@@ -332,3 +332,4 @@ def test_traces_are_imported_reported_and_used_for_canaries(tmp_path, monkeypatc
     assert code == 0 and len(found["canaries"]) == len(parse_canaries(Path("new.yaml").read_text()).canaries) > 0
     assert "What is only0" not in Path("new.yaml").read_text()  # without log_text no recorded question is written
     assert "overwrite it with --force" in error_of("suggest", "new.yaml")
+    assert Path("new.yaml").stat().st_mode & 0o077 == 0

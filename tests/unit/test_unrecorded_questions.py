@@ -4,6 +4,7 @@ import asyncio
 import json
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -111,6 +112,7 @@ def test_campaigns_calibration_and_drafts_record_no_event(folder):
     done = CliRunner().invoke(cli, ["canary", "suggest", "--count", "4", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["canaries"]
+    assert Path("canaries.yaml").stat().st_mode & 0o077 == 0  # it quotes documents
     done = CliRunner().invoke(cli, ["canary", "shadow", "own", "bare", "--count", "5", "--json"])
     assert done.exit_code in (0, 1, 3), done.output
     with open_app() as app:

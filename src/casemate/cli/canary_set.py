@@ -75,7 +75,7 @@ def suggest_command(
         settings = SuggestionSettings(count, app.config.calibrate.seed, asked, file.stem)
         runner = open_runner(app, _target(app, tenant), tenant)
         found = asyncio.run(suggest_canaries(app.index, app.guard.rag.embedder, runner, settings))
-        file.write_text(found.text, encoding="utf-8")
+        write_atomically(file, found.text.encode())  # it contains text of documents
         is_configured = file.resolve() == canary_file(app).resolve()
     if as_json:
         dropped = [draft._asdict() for draft in found.dropped]

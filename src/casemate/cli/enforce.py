@@ -22,8 +22,7 @@ from casemate.monitor.enforcement import (
     EnforcementPreview,
     GuardMode,
     read_preview,
-    require_guard,
-    require_no_memory,
+    require_switchable,
     setting_values,
     switch,
 )
@@ -75,8 +74,7 @@ def enforce(
         raise ConfigError(f"there is no {path}; create one with 'casemate init', or name it with --config")
     settings = configuration.read(path)
     mode: GuardMode = "observe" if off else "enforce"
-    require_guard(settings.guard.mode)
-    require_no_memory(settings, mode)
+    require_switchable(settings, settings.guard.mode, mode)
     values = setting_values(path, mode)
     with closing(build("store", settings.store, settings.folder)) as store:
         since = datetime.now(UTC) - timedelta(days=days)

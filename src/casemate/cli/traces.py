@@ -37,6 +37,7 @@ from casemate.monitor.traces.traffic import (
 )
 from casemate.reports.format import plural, sample_rate
 from casemate.runtime.events import append_durably
+from casemate.runtime.files import write_atomically
 from casemate.system import App
 from casemate.types import DEFAULT_TENANT
 
@@ -128,7 +129,7 @@ def suggest_command(
         runner = open_runner(app, open_target(app, app.config.monitor.target, recorded=False), tenant)
         with say.status("testing candidates"):
             found = asyncio.run(draft_candidates(corpus, coverage, questions, runner, count, seed))
-    output.write_text(found.text, encoding="utf-8")
+    write_atomically(output, found.text.encode())  # it contains questions of users
     if as_json:
         rows = [{"id": c.id, "note": found.notes[c.id]} for c in found.canaries]
         print_json({"written": str(output), "canaries": rows, "dropped": found.dropped})

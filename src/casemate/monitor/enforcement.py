@@ -187,14 +187,15 @@ def _affected(judgments: Iterable[_Judgment]) -> tuple[set[str], set[str]]:
     return {j.request for j in acted}, {j.request for j in acted if not j.repeats}
 
 
-def require_guard(mode: str) -> None:
-    """Raises ``DataError`` while the guard is off: running gateways then have no guard, and cannot follow a switch."""
-    if mode == "off":
+def require_switchable(config: Config, present: str, mode: GuardMode) -> None:
+    """Refuses a switch of running gateways from their present mode.
+
+    Raises:
+        DataError: If the guard is off: they have no guard then. If it would observe, and there is agent memory: every
+            client could read the entries of all others.
+    """
+    if present == "off":
         raise DataError("the guard is off; set guard.mode: observe in casemate.yaml and restart the gateway")
-
-
-def require_no_memory(config: Config, mode: GuardMode) -> None:
-    """Raises ``DataError`` if a switch to observe mode would let every client read the agent memory of all others."""
     if mode == "observe" and config.gateway.agent_memory:
         raise DataError(
             "agent memory needs enforcement: in observe mode, every client could read the entries of all others; set "
@@ -232,7 +233,7 @@ class SettingsSync:
 
     A switch of enforcement applies if it is later than the last change of casemate.yaml before the start. So a file
     that was edited by hand since keeps its mode. Mode ``off`` stays, and so does enforcement with agent memory
-    (``require_no_memory``). An operating point applies if its previous value
+    (``require_switchable``). An operating point applies if its previous value
     is the one in effect here. So gateways that start with the same casemate.yaml stay equal.
     """
 
@@ -255,7 +256,7 @@ class SettingsSync:
 
     def _switch(self, mode: GuardMode) -> None:
         try:
-            require_no_memory(self._app.config, mode)
+            require_switchable(self._app.config, self._app.mode, mode)
             self._app.guard.enforce = mode == "enforce"
         except DataError as error:
             _log.warning("the switch to observe mode is ignored: %s", error)

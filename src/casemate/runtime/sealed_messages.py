@@ -1,7 +1,7 @@
 """Pickled messages between the processes of one campaign, authenticated with a secret that only these have.
 
 Unpickling runs code that the message names. So a message is unpickled only if its authentication code is that of its
-content and purpose: HMAC-SHA256 under the secret of the campaign. This is the only module that unpickles.
+content and purpose: HMAC-SHA256 under the secret of the campaign. No other module unpickles classes that a file names.
 """
 
 from __future__ import annotations

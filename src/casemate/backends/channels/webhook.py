@@ -3,7 +3,7 @@ r"""Notifications as signed JSON over HTTP, or as PagerDuty events.
 ``format: casemate`` posts the notification with two headers. ``X-Casemate-Timestamp`` is the time of sending in seconds
 since 1970. ``X-Casemate-Signature`` is ``sha256=`` and the hexadecimal HMAC-SHA256 of timestamp, a dot and the body,
 keyed by the shared secret. ``Idempotency-Key`` is the same for repeated deliveries of one notification. A receiver
-verifies with ``verify`` and ignores keys that it has seen:
+verifies with ``verify``, and then ignores a body whose ``key`` it has seen. The signature does not cover the header:
 
 >>> secret, body = "a shared secret", b'{"title": "clinic: 2 canaries failed at once"}'
 >>> signed = signature(secret, "1772366400", body)

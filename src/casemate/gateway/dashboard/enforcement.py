@@ -63,8 +63,7 @@ def _row(request: PageRequest, name: str, d: DefensePreview) -> dict[str, Any]:
 async def switch(request: PageRequest) -> str:
     """Switches enforcement on or off; returns the address to go to."""
     mode: GuardMode = "enforce" if request.form.get("mode") == "enforce" else "observe"
-    enforcement.require_guard(request.app.mode)
-    enforcement.require_no_memory(request.app.config, mode)
+    enforcement.require_switchable(request.app.config, request.app.mode, mode)
     file = request.app.config.file
     why = await request.in_thread(enforcement.switch, request.app.store, file, mode, request.session.name)
     request.app.guard.enforce = mode == "enforce"
