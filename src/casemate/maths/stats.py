@@ -169,9 +169,9 @@ def bootstrap(
 ) -> Estimate:
     """Estimate of a two-sample metric with its 95 % percentile bootstrap interval (Efron 1979).
 
-    Members and non-members are resampled separately. Near the end of the metric's range the interval is too narrow: with
-    10, 20 and 50 normal scores of each kind, an AUC of .9 lies below it in 13, 7 and 5 % of samples, and one of .6 in
-    4, 4 and 3 %. For the AUC of a perfect attack it shrinks to a point.
+    Members and non-members are resampled separately. Near the end of the metric's range the interval is too narrow:
+    with 10, 20 and 50 normal scores of each kind, an AUC of .9 lies below it in 13, 7 and 5 % of samples, and one of .6
+    in 4, 4 and 3 %. For the AUC of a perfect attack it shrinks to a point.
 
     Raises:
         ValueError: If there are no scores or no resamples.
