@@ -20,8 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CONFIG = """\
 rag: {corpus: clinic, k: 3}
 calibrate: {questions: 240, documents: 30}
-redteam: {attacks: [direct, mba, dcmi], members: 24, nonmembers: 24, gate: {adjusted_accuracy: 0.3, harmless: 0.2}}
+redteam: {attacks: [direct, mba], members: 74, nonmembers: 24, gate: {adjusted_accuracy: 0.3, harmless: 0.2}}
 """
+"""The two-world audit passes from 72 withheld documents on."""
 
 
 def casemate(folder, *words, code=0):

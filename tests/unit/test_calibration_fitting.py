@@ -23,12 +23,13 @@ from casemate.guard.calibration.fitting import (
     REWORDED,
     CalibrationSettings,
     calibrate,
+    recall_of_probes,
     reworded,
     whole_documents,
 )
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.maths.calibration import Calibration
-from casemate.maths.stats import Estimate
+from casemate.maths.stats import Estimate, proportion, share_interval
 from casemate.protocols import MembershipAttack
 from casemate.rag.pipeline import Rag
 from casemate.redteam.attacks.direct import Direct
@@ -202,6 +203,15 @@ def test_recall_below_the_smallest_attainable_rate_is_zero(system):
     assert found.attainable_rate(0.005) == pytest.approx(1 / 120)
     rows = found.notes["recall"]["direct"]
     assert rows["0.005"]["question"].value == 0 < rows["0.01"]["question"].value
+
+
+def test_the_recall_of_questions_has_documents_as_the_sampling_unit():
+    probes = {"direct": [[9.0] * 4, *[[0.0] * 4] * 19]}
+    benign = tuple(map(float, range(9)))  # the threshold of a rate of 1 in 10 is 8
+    made = Calibration("", 20, 5, (), (), (), (), benign, "", notes={"probes": probes})
+    found = recall_of_probes(made)["direct"]["0.1"]
+    assert found["document"] == proportion(1, 20)
+    assert found["question"][1:] == share_interval(0.05, 19)  # 20 less 1 for their mean
 
 
 def posts(count):

@@ -1,4 +1,5 @@
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,11 +15,10 @@ from casemate.redteam.lab import datasets, judge
 from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.datasets import Split
 from casemate.redteam.lab.experiment import Trials
-from casemate.redteam.lab.fitting import CrossFit
+from casemate.redteam.lab.fitting import CrossFit, fit
 from casemate.redteam.lab.judge import (
     adjusted_accuracy,
     attack_result,
-    clustered_rate,
     compare_to_limit,
     crawl_check,
     judge_campaign,
@@ -373,6 +373,23 @@ def test_interval_of_unequal_groups_contains_those_of_the_neighboring_counts(m, 
     assert low == (pytest.approx(below.low - 0.5) if below.low > 0.5 else 0)
 
 
+def test_the_interval_of_a_cross_fitted_coin_contains_chance():
+    """Both halves choose a side for an answer unrelated to membership: equal sides raise the accuracy on both."""
+    rng, member, first = np.random.default_rng(0), np.arange(200) % 2 == 0, np.arange(200) < 100
+    right = Counter[int]()
+    for answers in rng.integers(0, 2, (700, 200, 1)).astype(float):
+        said = np.zeros(200, np.bool_)
+        for learn in (first, ~first):
+            said[~learn] = fit(answers[learn], member[learn]).predict(answers[~learn])
+        right[int((said == member).sum())] += 1
+    above = sum(
+        times
+        for count, times in right.items()
+        if adjusted_accuracy(fitted(count // 2, 100, 100 - (count - count // 2), 100)).low
+    )
+    assert above <= binom.ppf(0.999, 700, 0.05)
+
+
 def test_majority_prediction_of_unbalanced_candidates_has_no_advantage():
     found = adjusted_accuracy(fitted(0, 100, 0, 2000))  # predicting "no member" is right 2,000 times
     assert found.value == 0
@@ -474,19 +491,19 @@ def test_metrics_are_deterministic(split):
 def test_correlated_questions_reduce_the_effective_sample_size(alike):
     rng = np.random.default_rng(0)
     hits = [10 * int(rng.random() < 0.3) if alike else int(rng.binomial(10, 0.3)) for _ in range(200)]
-    found = clustered_rate(hits, [10] * 200)
+    found = stats.clustered_rate(hits, [10] * 200)
     expected = stats.proportion(sum(hits) // 10, 200) if alike else stats.proportion(sum(hits), 2000)
     assert found.value == sum(hits) / 2000
     assert found.high - found.low == pytest.approx(expected.high - expected.low, rel=0.15)
 
 
 def test_clustered_rate_of_no_and_of_all_questions():
-    assert clustered_rate([], []) is None
-    assert clustered_rate([0, 0], [0, 0]) is None
-    assert clustered_rate([0] * 20, [5] * 20) == stats.proportion(0, 20)
-    assert clustered_rate([5] * 20, [5] * 20) == stats.proportion(20, 20)
-    assert clustered_rate([1] * 20, [2] * 20) == stats.proportion(20, 40)
-    assert clustered_rate([1], [2]).high > 0.9
+    assert stats.clustered_rate([], []) is None
+    assert stats.clustered_rate([0, 0], [0, 0]) is None
+    assert stats.clustered_rate([0] * 20, [5] * 20) == stats.proportion(0, 20)
+    assert stats.clustered_rate([5] * 20, [5] * 20) == stats.proportion(20, 20)
+    assert stats.clustered_rate([1] * 20, [2] * 20) == stats.proportion(20, 40)
+    assert stats.clustered_rate([1], [2]).high > 0.9
 
 
 def test_clustered_rate_has_its_nominal_coverage():
@@ -495,6 +512,6 @@ def test_clustered_rate_has_its_nominal_coverage():
     for _ in range(300):
         p = rng.beta(0.6, 1.4, 60)  # mean .3, one per candidate
         sizes = rng.integers(1, 12, 60)
-        found = clustered_rate(rng.binomial(sizes, p).tolist(), sizes.tolist())
+        found = stats.clustered_rate(rng.binomial(sizes, p).tolist(), sizes.tolist())
         inside += found.low <= 0.3 <= found.high
     assert inside >= binom.ppf(0.001, 300, 0.95)

@@ -252,5 +252,7 @@ class TestObservations:
 
     def test_groups_observations_by_time(self):
         found = [Observation(str(h), AT + timedelta(hours=h)) for h in (30, 0, 5, 23, 100)]
-        assert [[o.question for o in w] for w in windows_by_time(found, 86400)] == [["0", "5", "23"], ["30"], ["100"]]
-        assert windows_by_time([], 60) == []
+        ended, later = (windows_by_time(found, 86400, AT + timedelta(hours=h)) for h in (119, 120))
+        assert [[o.question for o in w] for w in later] == [["0", "5", "23"], ["30"], ["100"]]
+        assert ended == later[:2]  # the last day has not ended
+        assert windows_by_time([], 60, AT) == []

@@ -168,7 +168,7 @@ def _series(monitor: CanaryMonitor, start: datetime, seconds: float) -> dict[str
     verdicts = observations_of_verdicts(store.scan("verdict", start), (prefix, "shadow"))
     return {
         "canaries": windows_by_run(read_results(store, monitor.set.name, start)),
-        "traffic": windows_by_time(verdicts, seconds),
+        "traffic": windows_by_time(verdicts, seconds, datetime.now(UTC)),
     }
 
 

@@ -87,12 +87,13 @@ def report_command(
 ) -> None:
     """Show topics without a canary, flagged shares and drift. Exit codes: 0 no drift, 1 drift, 3 too little data."""
     with open_app(config) as app:
-        start = datetime.now(UTC) - parse_span(since)
+        now = datetime.now(UTC)
+        start = now - parse_span(since)
         questions = read_traffic(app.store, tenant, start)
         coverage = _coverage(app, questions, tenant)[1] if questions else None
         seconds = parse_span(window).total_seconds()
         observed = {"traced answers": answers(questions), "traced questions": topics_asked(questions)}
-        series = {name: windows_by_time(some, seconds) for name, some in observed.items()}
+        series = {name: windows_by_time(some, seconds, now) for name, some in observed.items()}
         readings = readings_of(app, series, reference)
         alarms = {name: alarms_of(series[name][reference:], steps) for name, steps in readings.items()}
         if alert:

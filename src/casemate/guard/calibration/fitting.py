@@ -3,7 +3,8 @@
 1. Benign questions come from the owner's query log, or are generated from the corpus. One half, and probes that the
    published attacks write about indexed documents, fit the weights of the score.
 2. The other half gives the distribution of the score among benign questions. A share of at most ``rate`` of further
-   ones is then flagged, whatever the distribution (split conformal prediction). This half is used for nothing else.
+   ones is then flagged, whatever the distribution (split conformal prediction). Beside it, this half gives only the
+   scale of the jitter and ``doubt``, the score from which sentences are scored one by one.
 3. Probes about other documents measure the recall of every attack at every rate.
 """
 
@@ -26,7 +27,7 @@ from casemate.guard.calibration.closeness import FEATURES, LOOKAHEAD, FeatureExt
 from casemate.guard.calibration.log_review import AS_CLOSE, UNFAMILIAR, as_close_as_attacks, unfamiliar_share
 from casemate.maths.calibration import Calibration
 from casemate.maths.logistic import logistic_regression
-from casemate.maths.stats import Estimate, proportion
+from casemate.maths.stats import Estimate, clustered_rate, proportion
 from casemate.protocols import CalibratedDefense, Defense, Index, MembershipAttack, Progress, Steps
 from casemate.rag.pipeline import Rag, require_answerable
 from casemate.text.sentences import sentences
@@ -381,11 +382,11 @@ def recall_of_probes(calibration: Calibration) -> dict[str, dict[str, dict[str, 
 
 
 def _recall(found: Sequence[Sequence[float | None]], threshold: float) -> dict[str, Estimate]:
+    """Questions about one document are correlated, so the documents are the sampling unit; each has a question."""
     caught = [[score is not None and score > threshold for score in document] for document in found]
-    return {
-        "question": proportion(sum(map(sum, caught)), sum(map(len, caught))),
-        "document": proportion(sum(map(any, caught)), len(caught)),
-    }
+    by_question = clustered_rate([*map(sum, caught)], [*map(len, caught)])
+    assert by_question is not None
+    return {"question": by_question, "document": proportion(sum(map(any, caught)), len(caught))}
 
 
 def reworded(document: Document, rng: np.random.Generator) -> list[str]:

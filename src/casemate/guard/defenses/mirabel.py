@@ -61,7 +61,8 @@ class Mirabel(CalibratedDefense):
         min_documents: Number of chunks below which there is no decision; the verdict says so.
         calibration: The file written by ``casemate calibrate``.
         session_hours: How long a document stays withheld from the client for which it was flagged.
-        session_alarm: Probability, per question, of a false alarm by evidence accumulated over a client's questions.
+        session_alarm: Probability, per question, of a false alarm by evidence accumulated over a client's questions, at
+            most, if these are independent and like those of the calibration.
         readers: Metadata key of a document that lists the clients allowed to read it: it is never withheld from them.
         edited_copies: Withhold edited copies of a withheld document, too: words dropped, sentences in another order.
         unit_keys: Metadata keys, such as ``subject``: sources with a common value are withheld together.

@@ -119,10 +119,16 @@ def observations_of_verdicts(events: Iterable[Event], without: str | tuple[str, 
     return list(found.values())
 
 
-def windows_by_time(observations: Sequence[Observation], seconds: float) -> list[list[Observation]]:
-    """Windows of equal length above 0, counted from the first observation; empty ones are left out."""
+def windows_by_time(observations: Sequence[Observation], seconds: float, now: datetime) -> list[list[Observation]]:
+    """Windows of equal length above 0, counted from the first observation; empty ones are left out.
+
+    So is a window that has not ended: it has only some hours of a day, and a test repeated while it fills is no longer
+    one test of one window.
+    """
     ordered = sorted(observations, key=lambda o: o.at)
-    return [*group_by(ordered, lambda o: (o.at - ordered[0].at).total_seconds() // seconds).values()]
+    ended = (now - ordered[0].at).total_seconds() // seconds if ordered else 0
+    windows = group_by(ordered, lambda o: (o.at - ordered[0].at).total_seconds() // seconds)
+    return [window for number, window in windows.items() if number < ended]
 
 
 def detect_drift(

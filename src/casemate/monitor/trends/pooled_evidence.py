@@ -5,8 +5,9 @@ all canaries are pooled: for each window of the last runs, the number of failed 
 by a likelihood ratio. Under "nothing has changed" the pooled rate p has the posterior of the baseline, Beta(f + 1/2,
 n - f + 1/2), and the count is beta-binomial; under the alternative the rate is r p, with r from ``RATIOS``. So the
 uncertainty of a short baseline is integrated out. The ratios of all windows that begin with the same run are a
-martingale with mean 1 if nothing has changed. So the probability that one of them ever exceeds c is at most 1 / c
-(Ville 1939), and at most T / c for all windows that begin in T runs: one false alarm in c runs.
+martingale with mean 1 if nothing has changed and canaries fail independently. So the probability that one of them ever
+exceeds c is at most 1 / c (Ville 1939), and at most T / c for all windows that begin in T runs: one false alarm in c
+runs.
 
 A canary counts once per run, by its first answer: repetitions may fail for the same passing cause.
 

@@ -2,11 +2,12 @@
 
 A metric has a 95 % interval, and a check compares the whole interval with its limit. PASS: the interval keeps the
 limit. FAIL: the interval exceeds it. INCONCLUSIVE: the limit lies inside; the check estimates how many candidates would
-decide. So PASS and FAIL are each wrong in at most one case of forty, and too few candidates can never pass. A value
-above the limit that may be chance is neither FAIL nor PASS.
+decide. So PASS and FAIL of a check are each wrong in at most one case of forty, and too few candidates can never pass.
+A value above the limit that may be chance is neither FAIL nor PASS. A campaign passes only if every check does, but it
+fails by any: with k attacks at the limit, wrongly in up to k cases of forty.
 
 With a limit of 0.05, a guard that leaks nothing needs more than 400 candidates (both kinds together) for its interval
-to fit under the limit at all, 1,100 to pass four times in five, and 2,000 to pass nearly always.
+to fit under the limit at all, 1,300 to pass four times in five, and 2,000 to pass nearly always.
 """
 
 from __future__ import annotations
@@ -178,6 +179,9 @@ def attack_result(
 def membership_metrics(trials: Sequence[Trial], half: Mapping[str, Half], guarded: bool) -> MembershipMetrics | None:
     """Metrics of one attack against one target; None with too few trials to fit a rule on either half.
 
+    Scores of several features come from two rules, which are correlated near chance: if nothing leaks, the interval of
+    their AUC then excludes .5 in 11 to 13 % of simulated cases, not 5. Checks of the guard use the adjusted accuracy.
+
     The true positive rates use these candidates' own best threshold, and their intervals cover only the sampling of
     members: with ten allowed false positives or fewer they are coarse. ``guarded``: withheld documents are measured.
     """
@@ -196,9 +200,11 @@ def membership_metrics(trials: Sequence[Trial], half: Mapping[str, Half], guarde
         tpr_at_1=_tpr(fitted, 0.01),
         tpr_at_01=_tpr(fitted, 0.001),
         ks=metrics.ks_statistic(members, others),
-        recall_query=clustered_rate([t.hidden for t in inside], [t.questions for t in inside]) if guarded else None,
+        recall_query=stats.clustered_rate([t.hidden for t in inside], [t.questions for t in inside])
+        if guarded
+        else None,
         recall_document=stats.proportion(sum(t.hidden > 0 for t in inside), len(inside)) if guarded else None,
-        nonmember_flags=clustered_rate([t.flagged for t in outside], [t.questions for t in outside])
+        nonmember_flags=stats.clustered_rate([t.flagged for t in outside], [t.questions for t in outside])
         if guarded
         else None,
         roc=tuple(metrics.roc_curve(members, others)),
@@ -210,44 +216,24 @@ def adjusted_accuracy(fitted: CrossFit) -> Estimate:
     """Adjusted accuracy max(a, 1 - a) - 0.5 of the balanced accuracy a, with its interval.
 
     Each candidate is judged by a rule fitted without it. With m members and as many non-members, the correct
-    predictions are 2 m trials, and their binomial interval (Clopper and Pearson 1934) is never too short, although
-    the two kinds differ in accuracy (Hoeffding 1956). With m and n of them, the variance of a is at most that of
+    predictions are 2 m trials, and their binomial interval (Clopper and Pearson 1934) is not too short because the two
+    kinds differ in accuracy (Hoeffding 1956). With m and n of them, the variance of a is at most that of
     4 m n / (m + n) trials, which is the number used. Both ends are then measured from 0.5: an interval for a that
     contains 0.5 starts at 0.
+
+    Near chance the halves are not independent (Noirhomme et al. 2014). Each fits the side of its threshold, and equal
+    sides raise the accuracy on both. For a yes/no feature the deviations x and y of the halves then add up to
+    |x| + |y|, up to sign, which is distributed as sqrt(2) max(|x|, |y|). So an interval starts above 0 only if it also
+    excludes 0.5 at the confidence sqrt(0.95) of two independent tests (Sidak 1967).
     """
     m, n = int(fitted.member.sum()), int((~fitted.member).sum())
     tp, fp = int((fitted.predicted & fitted.member).sum()), int((fitted.predicted & ~fitted.member).sum())
     accuracy = metrics.balanced_accuracy(tp, fp, n - fp, m - tp)
-    low, high = _binomial_interval(accuracy, 4 * m * n // (m + n))
-    nearest = 0.0 if low <= 0.5 <= high else min(abs(low - 0.5), abs(high - 0.5))
+    trials = 4 * m * n // (m + n)
+    low, high = stats.share_interval(accuracy, trials)
+    lowest, highest = stats.share_interval(accuracy, trials, math.sqrt(0.95))
+    nearest = 0.0 if lowest <= 0.5 <= highest else min(abs(low - 0.5), abs(high - 0.5))
     return Estimate(metrics.adjusted_accuracy(accuracy), nearest, max(high - 0.5, 0.5 - low))
-
-
-def clustered_rate(hits: Sequence[int], sizes: Sequence[int]) -> Estimate | None:
-    """A share of questions with candidates, not questions, as the sampling unit, from hits and questions about each.
-
-    Questions about one candidate are correlated, so the effective sample size is smaller: the number of independent
-    questions with the observed variance between candidates (Korn and Graubard 1998). Without observable variance
-    (nothing or everything was hit), each candidate counts once. None if nothing was asked.
-    """
-    h, q = np.array(hits, np.float64), np.array(sizes, np.float64)
-    asked, total = int((q > 0).sum()), float(q.sum())
-    if not asked:
-        return None
-    p = float(h.sum()) / total
-    effective = float(asked)
-    if 0 < p < 1 and asked > 1:
-        variance = float(((h - p * q) ** 2).sum()) / total**2 * asked / (asked - 1)
-        effective = min(p * (1 - p) / variance, total) if variance else total
-    return Estimate(p, *_binomial_interval(p, max(1, int(effective))))
-
-
-def _binomial_interval(share: float, trials: int) -> tuple[float, float]:
-    """The interval of a share that need not be a multiple of 1 / trials: the wider of its two neighbors'."""
-    exact = share * trials
-    low, _ = stats.clopper_pearson(math.floor(exact + 1e-9), trials)
-    _, high = stats.clopper_pearson(math.ceil(exact - 1e-9), trials)
-    return low, high
 
 
 def _tpr(fitted: CrossFit, fpr: float) -> Estimate | None:
@@ -389,7 +375,7 @@ def _audit_check(audit: TwoWorldAudit | None) -> Check:
         status = CheckStatus.FAIL
         why = f"Contexts revealed a withheld document in {audit.differing} of {audit.pairs} questions"
     elif audit.rate.high > MAX_UNDETECTED:
-        why = f"No difference in {audit.pairs} questions; too few to exclude {MAX_UNDETECTED:.0%} that differ"
+        why = f"No difference in {audit.pairs} questions, about too few documents to exclude {MAX_UNDETECTED:.0%}"
     elif audit.not_compared:
         why = f"No difference in {audit.pairs} questions, but not every record was compared"
     else:

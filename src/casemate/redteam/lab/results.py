@@ -323,7 +323,7 @@ class TwoWorldAudit:
     Attributes:
         pairs: Questions compared.
         differing: Questions with different contexts.
-        rate: Their share; anything above 0 is a leak.
+        rate: Their share; anything above 0 is a leak. The interval counts members (``stats.clustered_rate``).
         failed: Replayed questions in which a defense failed, in either world.
         not_compared: Sessions about sources without which no calibration fits, or a defense has too few chunks.
     """

@@ -10,6 +10,7 @@ The unit is the candidate with its edited copies in the whole index, and sources
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -154,6 +155,7 @@ async def two_world_audit(
     withholds the member but has a different context: later differences are no trace of withholding. This is counted
     separately.
     A member is counted, but not compared, if no calibration fits both worlds, or a defense has too few chunks in one.
+    The interval of the rate has members as its sampling unit: questions about one member are correlated.
 
     The index must not change during the audit. Guards have neither client state nor an event store. Sessions come from
     `Experiment.member_sessions("on")`, the indexed members from `datasets.indexed_sources`.
@@ -162,7 +164,8 @@ async def two_world_audit(
         DataError: If a member has no indexed chunks.
         BackendError: If the system fails.
     """
-    asked = exposed = ended_early = pairs = differing = failed = not_compared = 0
+    asked = exposed = ended_early = failed = not_compared = 0
+    pairs, differing = Counter[str](), Counter[str]()  # by member
     units = _units(index, make_guard(index), indexed.keys(), plan.tenant)
     for attack, member, exchanges in sessions:
         if member.source not in indexed:
@@ -183,11 +186,11 @@ async def two_world_audit(
             end = next((i for i in range(len(present)) if _diverged(present[i], absent[i], own)), len(present))
             ended_early += end < len(present) and own.isdisjoint(present[end].context)
             hidden = [i for i in range(end) if not own.isdisjoint(present[i].hidden)]
-            pairs += len(hidden)
-            differing += sum(present[i].context != absent[i].context for i in hidden)
+            pairs[member.source] += len(hidden)
+            differing[member.source] += sum(present[i].context != absent[i].context for i in hidden)
         progress(1)
-    rate = stats.proportion(differing, pairs) if pairs else stats.Estimate(0.0, 0.0, 1.0)
-    audit = TwoWorldAudit(pairs, differing, rate, failed, not_compared)
+    rate = stats.clustered_rate([differing[m] for m in pairs], list(pairs.values())) or stats.Estimate(0.0, 0.0, 1.0)
+    audit = TwoWorldAudit(pairs.total(), differing.total(), rate, failed, not_compared)
     return TwoWorldFindings(audit, asked, exposed, ended_early)
 
 
