@@ -44,8 +44,8 @@ def span(name, second=0, parent="", trace="t1", **attributes):
     return Span(trace, name, parent, NOON + timedelta(seconds=second), named)
 
 
-def chain(name="root", questions_about=SECRET, reply_text="It is unknown.", **more):
-    return span(name, openinference__span__kind="CHAIN", input__value=questions_about, output__value=reply_text, **more)
+def chain(name="root", asked=SECRET, reply_text="It is unknown.", **more):
+    return span(name, openinference__span__kind="CHAIN", input__value=asked, output__value=reply_text, **more)
 
 
 RETRIEVED = {"gen_ai__operation__name": "retrieval", "gen_ai__retrieval__documents": [{"id": "d1"}, {"id": "d2"}]}
@@ -84,7 +84,7 @@ def test_the_order_and_grouping_of_arriving_spans_do_not_matter(spans, cuts):
     for start, end in zip(edges, edges[1:], strict=False):
         recorded(spans[start:end], store=store)
     (found,) = join_spans(store.events)
-    assert (found.at, found.questions_about, found.words, found.refused, found.flagged) == (NOON, 8, 3, True, True)
+    assert (found.at, found.asked, found.words, found.refused, found.flagged) == (NOON, 8, 3, True, True)
     assert [d.id for d in found.documents] == ["d1", "d2"]
 
 
@@ -118,7 +118,7 @@ def test_the_retrieval_query_takes_precedence_over_a_model_prompt():
     )
     query = span("search", 1, "web", gen_ai__retrieval__query__text="Why was it closed", **RETRIEVED)
     (found,) = join_spans(recorded([prompt, query])[0].events)
-    assert found.questions_about == 4
+    assert found.asked == 4
 
 
 def test_a_trace_without_a_question_is_ignored():
@@ -137,7 +137,7 @@ def test_a_backend_error_records_nothing_and_an_invalid_question_is_recorded():
         recorded(PARTS, failing, store=store)
     assert not store.events
     assert recorded(PARTS, refusing)[1] == (3, 1, 1, 0)
-    assert recorded([chain(questions_about="long " * 100_000)])[1] == (1, 0, 1, 0)
+    assert recorded([chain(asked="long " * 100_000)])[1] == (1, 0, 1, 0)
 
 
 def test_questions_beyond_the_limit_of_a_batch_are_recorded_without_nearest_documents(monkeypatch):
