@@ -248,7 +248,7 @@ def remote_collection(role, name, request):
         "weaviate_collection": store_servers.Weaviate,
         "pinecone_index": store_servers.Pinecone,
     }[name]
-    server = store_servers.serving(kind(remote.stored(kind)))
+    server = store_servers.serving(kind(remote.stored_rows(kind)))
     url = server.__enter__()
     request.addfinalizer(lambda: server.__exit__(None, None, None))
     stored = [Document(row, f"text {i}") for i, row in enumerate(remote.names(kind))]

@@ -87,19 +87,19 @@ class Listener(BaseCallbackHandler):
     """Records all events that a tracer receives."""
 
     def __init__(self):
-        self.told = []
+        self.logged = []
 
     def on_retriever_start(self, serialized, query, **kwargs):
-        self.told.append((query, kwargs))
+        self.logged.append((query, kwargs))
 
     def on_retriever_end(self, documents, **kwargs):
-        self.told.append((documents, kwargs))
+        self.logged.append((documents, kwargs))
 
     def on_chain_start(self, serialized, inputs, **kwargs):
-        self.told.append((inputs, kwargs))
+        self.logged.append((inputs, kwargs))
 
     def on_chain_end(self, outputs, **kwargs):
-        self.told.append((outputs, kwargs))
+        self.logged.append((outputs, kwargs))
 
 
 def test_question_with_a_copied_document_gets_k_other_documents(wrap):
@@ -136,10 +136,10 @@ def test_documents_callbacks_and_traces_contain_no_verdict(wrap):
     found = chain.invoke(text_of("d4"), {"callbacks": [tracer], "metadata": {"casemate_client": "eve"}})
     assert "d4" not in ids(found)
     assert all(set(d.metadata) == {"n"} for d in found)
-    assert len(tracer.told) >= 4
-    assert "id='d4'" not in repr(tracer.told)
+    assert len(tracer.logged) >= 4
+    assert "id='d4'" not in repr(tracer.logged)
     for word in ("mirabel", "verdict", "threshold", "withheld", "flagged", "calibrat"):
-        assert word not in repr(tracer.told).lower().replace("casemate_client", "")
+        assert word not in repr(tracer.logged).lower().replace("casemate_client", "")
 
 
 @pytest.mark.parametrize("where", ["metadata", "configurable"])
@@ -424,7 +424,7 @@ async def test_results_of_another_retriever_are_not_traced_before_judgment(wrap)
     retriever = guarded(ByWord(), store=wrap())
     found = await retriever.ainvoke(text_of("d4"), {"callbacks": [tracer]})
     assert found
-    assert "id='d4'" not in repr(tracer.told)
+    assert "id='d4'" not in repr(tracer.logged)
 
 
 def test_retriever_without_a_store_is_refused():

@@ -118,8 +118,12 @@ def test_epsilon_of_the_budget_equals_that_of_two_other_accountants(epsilon, wor
 @settings(max_examples=40, deadline=None)
 def test_release_probability_of_a_single_unit_is_at_most_half_of_delta(epsilon, delta, words, answers):
     found = PrivateHistogram.of(epsilon, delta, words, answers)
-    assert 1 - (1 - found.probability(1)) ** found.most <= delta / 2 * (1 + 1e-6)
-    assert 1 - (1 - found.probability(1)) ** (2 * found.most) > delta / 2
+
+    def released(keywords):
+        return -math.expm1(keywords * math.log1p(-found.probability(1)))  # 1 - (1 - p) ** keywords loses digits
+
+    assert released(found.most) <= delta / 2 * (1 + 1e-6)
+    assert released(2 * found.most) > delta / 2
 
 
 def world_epsilon(histogram, count, delta):

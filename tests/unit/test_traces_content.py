@@ -8,7 +8,7 @@ import json
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from casemate.errors import DataError
@@ -149,6 +149,7 @@ json_values = st.recursive(
 NAMES = "input.value output.value gen_ai.input.messages gen_ai.output.messages gen_ai.retrieval.documents".split()
 
 
+@example("agent", {"input.value": [{"type": []}]})
 @given(st.sampled_from(sorted(KINDS)), st.dictionaries(st.sampled_from(NAMES), json_values))
 def test_arbitrary_attribute_values_cause_no_error(kind, attributes):
     attributes = {"openinference.span.kind": kind, **attributes}

@@ -251,7 +251,7 @@ def _text_in_list(raw: Sequence[Any], keys: Sequence[str], roles: set[str], dept
 def _role(message: Mapping[str, Any]) -> str:
     """Role of a message, also in LangChain's serialized forms; empty if the value is no message."""
     role = message.get("role")
-    if role is None and message.get("type") in {"human", "ai", "system", "tool"}:
+    if role is None and message.get("type") in ("human", "ai", "system", "tool"):
         role = message["type"]
     if role is None and isinstance(name := message.get("id"), list) and name and message.get("lc"):
         role = {"HumanMessage": "human", "AIMessage": "ai"}.get(str(name[-1]), "other")
