@@ -1,4 +1,6 @@
-"""Draws docs/images/crawls.svg from benchmarks/results/crawl.json: two policies against the worst attackers.
+"""Draws docs/images/crawls.svg from benchmarks/results/crawl.json: two policies against each crawler.
+
+Each crawler has two rows: without an output transform, and with the one that recovers most under ``crawl_limit``.
 
 Run: python docs/crawls.py
 """
@@ -19,8 +21,8 @@ CORPORA = {"mathqa": "school mathematics", "enron_worms": "mail", "patient_docto
 SETTINGS = {"1 client": "one", "20 clients": "twenty", "20 clients, quorum": "quorum"}
 LEGEND = {"one": "crawl_limit, one client", "twenty": "crawl_limit, 20 clients", "quorum": "quorum, 20 clients"}
 RATIOS = {"ratio": "chunks recovered", "coverage_ratio": "chunks shown"}
-ROWS, ROW_HEIGHT, PANEL_WIDTH, LEFT_MARGIN, TOP_MARGIN, PANEL_GAP = 12, 22.0, 250.0, 190.0, 64.0, 46.0
-"""Rows of a panel, one for each attacker, and sizes in pixels."""
+ROW_HEIGHT, PANEL_WIDTH, LEFT_MARGIN, TOP_MARGIN, PANEL_GAP = 22.0, 250.0, 190.0, 64.0, 46.0
+"""Sizes in pixels."""
 STYLE = """
 svg { font: 12px system-ui, sans-serif; background: #fff; color: #1b1b1f; }
 text { fill: currentColor; } .quiet { opacity: .7; } .strong { font-weight: 600; }
@@ -37,8 +39,8 @@ text { fill: currentColor; } .quiet { opacity: .7; } .strong { font-weight: 600;
 def main() -> None:
     """Draws the chart."""
     corpora = json.loads((ROOT / "benchmarks/results/crawl.json").read_text())["results"]["corpora"]
-    found = {name: corpora[name]["attackers"] for name in CORPORA if name in corpora}
-    high = ROW_HEIGHT * max(min(ROWS, len(attackers)) for attackers in found.values())
+    found = {name: _worst_forms(corpora[name]["attackers"]) for name in CORPORA if name in corpora}
+    high = ROW_HEIGHT * max(map(len, found.values()))
     width, height = (
         LEFT_MARGIN * len(found) + PANEL_WIDTH * len(found) + 20,
         TOP_MARGIN + len(RATIOS) * (high + PANEL_GAP),
@@ -54,12 +56,24 @@ def main() -> None:
     for column, (name, attackers) in enumerate(found.items()):
         left = LEFT_MARGIN + column * (LEFT_MARGIN + PANEL_WIDTH)
         image.text(CORPORA[name], left, TOP_MARGIN - 18, "start", "strong")
-        worst = sorted(attackers, key=lambda a: attackers[a]["20 clients"]["crr"][0], reverse=True)[:ROWS]
         for row, (what, label) in enumerate(RATIOS.items()):
             above = TOP_MARGIN + row * (high + PANEL_GAP)
-            _panel(image, {a: attackers[a] for a in worst}, what, (left, above))
-            image.text(label, left + PANEL_WIDTH - 20, above + ROW_HEIGHT * len(worst) + 32, "end", "quiet")
+            _panel(image, attackers, what, (left, above))
+            image.text(label, left + PANEL_WIDTH - 20, above + ROW_HEIGHT * len(attackers) + 32, "end", "quiet")
     PICTURE.write_text(f"{image}\n", encoding="utf-8")
+
+
+def _worst_forms(attackers: Mapping[str, Any]) -> dict[str, Any]:
+    """Each crawler without a transform and with the one that recovers most under ``crawl_limit``, worst first."""
+
+    def recovered(attacker: str) -> float:
+        return max(float(attackers[attacker][setting]["crr"][0]) for setting in ("1 client", "20 clients"))
+
+    chosen = dict[str, str]()
+    for attacker in sorted(attackers, key=recovered):
+        crawler, _, transform = attacker.partition("+")
+        chosen[f"{crawler}+" if transform else crawler] = attacker
+    return {a: attackers[a] for a in sorted(chosen.values(), key=recovered, reverse=True)}
 
 
 def _panel(image: Drawing, attackers: Mapping[str, Any], what: str, corner: tuple[float, float]) -> None:
