@@ -21,7 +21,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "models/MODEL_CARD.md",
     *sorted(p for kind in ("html", "js", "css") for p in PACKAGE.rglob(f"*.{kind}")),
-    *sorted(p for p in (ROOT / "deploy").iterdir() if p.name != "requirements.txt"),
+    *sorted(p for p in (ROOT / "deploy").iterdir() if p.is_file() and p.name != "requirements.txt"),
     *(ROOT / name for name in ("Makefile", "action.yml", ".pre-commit-hooks.yaml", "pyproject.toml", "mkdocs.yml")),
 ]
 BANNED = re.compile(
