@@ -88,7 +88,7 @@ def verdict(number=0, flagged=False, **more):
         "evidence": FLAGGED if flagged else {},
         "enforced": True,
         "request": f"r{number}",
-        "client": "somebody",
+        "client": "client-7",
         "tenant": "default",
         "k": 5,
     }
@@ -740,20 +740,20 @@ class TestForms:
     def test_a_client_is_reset(self, tmp_path):
         app = make(tmp_path)
         held = WithheldDocuments("mirabel", 3600.0, app.store)
-        held.add("default", "somebody", "d3")
+        held.add("default", "client-7", "d3")
         with logged_in(app, verdict(1, flagged=True), verdict(2)) as browser:
             assert "Reset the client" not in browser.get("/verdicts/verdict-2").text
             assert "Reset the client" in browser.get("/verdicts/verdict-1").text
             fields = {"verdict": "verdict-1"}
-            theirs, own = (json.dumps([tenant, "somebody"]) for tenant in ("other", "default"))
+            theirs, own = (json.dumps([tenant, "client-7"]) for tenant in ("other", "default"))
             assert browser.post("/clients/reset", selected=theirs, **fields).status_code == 403
             for damaged in ("{", "[" * 5_000):
                 assert browser.post("/clients/reset", selected=damaged, **fields).status_code == 400
             done = browser.post("/clients/reset", selected=own, **fields)
             assert done.headers["location"] == "/dashboard/verdicts/verdict-1"
-            assert "Reset 1 client, from the next question on: somebody." in browser.get("/verdicts/verdict-1").text
+            assert "Reset 1 client, from the next question on: client-7." in browser.get("/verdicts/verdict-1").text
             held.sync()
-            assert held.sources("default", "somebody") == frozenset()
+            assert held.sources("default", "client-7") == frozenset()
 
     def test_remove_a_source(self, tmp_path):
         app = make(tmp_path)

@@ -184,8 +184,8 @@ class TestAudit:
         assert len(audit_vectors(index, embedder, count=20).wrong) == 20
 
     def test_empty_sample_is_an_error(self, index):
-        with pytest.raises(DataError, match="tenant 'nobody' has no documents"):
-            audit_vectors(index, BagOfWords(), tenant="nobody")
+        with pytest.raises(DataError, match="tenant 'absent' has no documents"):
+            audit_vectors(index, BagOfWords(), tenant="absent")
 
 
 class TestBound:

@@ -173,8 +173,8 @@ class TestDropped:
             suggested(rag, UnreachableTarget(), count=5)
 
     def test_tenant_without_documents_is_an_error(self, rag):
-        with pytest.raises(DataError, match="tenant 'nobody' has no documents"):
-            suggested(rag, rag, tenant="nobody")
+        with pytest.raises(DataError, match="tenant 'absent' has no documents"):
+            suggested(rag, rag, tenant="absent")
 
 
 class TestLimitedTargets:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -130,8 +129,8 @@ class PageRequest:
         return Table.of(self.query, TableSpec(label, columns, **options), rows, show)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Runs blocking work on the dashboard's own threads; those of the guard stay free for questions."""
-        return await asyncio.get_running_loop().run_in_executor(self.records.threads, work, *arguments)
+        """See ``Records.in_thread``."""
+        return await self.records.in_thread(work, *arguments)
 
     def note_setting(self, text: str, scope: str, why: str) -> None:
         """Adds a message about a changed setting; ``why``, if not empty, states why the file was not updated."""

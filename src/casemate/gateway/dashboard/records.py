@@ -6,6 +6,7 @@ reached, at most every ``SYNC_S`` seconds.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -222,6 +223,10 @@ class Records:
         self.threads = ThreadPoolExecutor(THREADS, "casemate-dashboard")
         self._read_at = float("-inf")
         self._lock = threading.Lock()
+
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Runs blocking work on the dashboard's own threads; those of the guard stay free for questions."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work, *arguments)
 
     def sync(self, now: bool = False) -> None:
         """Reads new events, at most every ``SYNC_S`` seconds, or ``now``. Blocks."""

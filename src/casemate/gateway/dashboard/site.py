@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
 from types import SimpleNamespace
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias
 from urllib.parse import parse_qsl, quote
 
 from starlette.applications import Starlette
@@ -63,7 +63,6 @@ MAX_FORM = 20_000
 """Bytes of a form."""
 MAX_FIELDS = 400
 """Fields of a form; a page of a table has fewer boxes."""
-T = TypeVar("T")
 Fields: TypeAlias = list[tuple[str, str]]
 View: TypeAlias = Callable[[PageRequest], Page | Response]
 Action: TypeAlias = Callable[[PageRequest], Awaitable[str | Page]]
@@ -225,17 +224,16 @@ async def _static(http: Request) -> Response:
 # login
 
 
-async def _in_thread(http: Request, work: Callable[..., T], *arguments: Any) -> T:
-    """Runs work on the dashboard's threads: requests without a login must not occupy those that answer questions."""
+def _records(http: Request) -> Records:
     records: Records = http.app.state.records
-    return await asyncio.get_running_loop().run_in_executor(records.threads, work, *arguments)
+    return records
 
 
 async def _session(http: Request, touch: bool = True) -> DashboardSession | None:
     """The session of a request, if its key is still valid."""
     sessions: SessionStore = http.app.state.sessions
     token = http.cookies.get(SESSION_COOKIE, "")
-    return await _in_thread(http, sessions.find, token, touch) if token else None
+    return await _records(http).in_thread(sessions.find, token, touch) if token else None
 
 
 def _cookie_notes(http: Request) -> list[tuple[str, str]]:
@@ -259,12 +257,12 @@ async def _login(http: Request) -> Response:
         return _login_form(http, "The form has expired, or cookies are blocked. Try again.", 403)
     key = gateway.keys.find(form.get("key", "").strip())
     if key is None or key.grant.role != "admin":  # a valid key always passes: others cannot lock an admin out
-        if not await _in_thread(http, sessions.may_try, address):
+        if not await _records(http).in_thread(sessions.may_try, address):
             return _login_form(http, "Too many failed logins. Try again in a minute.", 429)
-        await _in_thread(http, sessions.record_failure, address)
+        await _records(http).in_thread(sessions.record_failure, address)
         return _login_form(http, "This is not a valid admin key.", 403)
     response = RedirectResponse(_safe_next(form.get("next", "")), 303)
-    _set_cookie(response, http, SESSION_COOKIE, await _in_thread(http, sessions.start, key))
+    _set_cookie(response, http, SESSION_COOKIE, await _records(http).in_thread(sessions.start, key))
     response.delete_cookie(LOGIN_COOKIE, path=ROOT)
     return response
 
@@ -273,7 +271,7 @@ async def _logout(http: Request) -> Response:
     _set_route(http, "/logout")
     session, form = await _session(http), dict(await _fields(http))
     if session is not None and equal(form.get("csrf", ""), session.csrf) and not _cross_site(http):
-        await _in_thread(http, http.app.state.sessions.end, http.cookies.get(SESSION_COOKIE, ""))
+        await _records(http).in_thread(http.app.state.sessions.end, http.cookies.get(SESSION_COOKIE, ""))
     response = RedirectResponse(f"{ROOT}/login", 303)
     response.delete_cookie(SESSION_COOKIE, path=ROOT)
     return response

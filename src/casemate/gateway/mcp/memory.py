@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from casemate.errors import ConfigError, DataError
+from casemate.errors import ConfigError
 from casemate.gateway.auth.keys import ApiKey
 from casemate.gateway.errors import ApiError
 from casemate.gateway.mcp.tools import (
@@ -24,7 +24,7 @@ from casemate.gateway.mcp.tools import (
     text_argument,
 )
 from casemate.gateway.state import Gateway, RequestContext
-from casemate.protocols import CalibratedDefense
+from casemate.guard.calibration.fitting import calibration_due
 from casemate.rag.chunking import split_document
 from casemate.types import READERS, Document
 
@@ -104,11 +104,9 @@ class MemoryTools(GuardedTools):
     def _require_calibrated(self, tenant: str, added: int) -> None:
         """Refuses an entry that would make a calibration stale: a client could take away the answers of all others."""
         app = self.gateway.app
-        n = app.index.moments(tenant).n
         for defense in app.calibrated:
-            if not _reason_to_calibrate(defense, tenant, n) and (
-                why := _reason_to_calibrate(defense, tenant, n + added)
-            ):
+            before, why = (calibration_due([defense], app.index, tenant, chunks) for chunks in (0, added))
+            if why and not before:
                 _log.warning("an entry of the agent memory was refused, because with it %s", why)
                 raise ApiError(503, "The memory takes no further entries at the moment.", "memory_full")
 
@@ -120,15 +118,6 @@ class MemoryTools(GuardedTools):
         removed = await self.gateway.documents.remove(sources, tenant) if sources else 0
         self.gateway.record_ingest(key, "removed", len(sources), removed)
         return f"Deleted {len(sources)} entries."
-
-
-def _reason_to_calibrate(defense: CalibratedDefense, tenant: str, chunks: int) -> str:
-    """Why a defense must be calibrated before it can judge with this number of chunks; empty if it is ready."""
-    try:
-        defense.ready(tenant, chunks)
-    except DataError as error:
-        return str(error)
-    return ""
 
 
 def _prefix(key: ApiKey) -> str:

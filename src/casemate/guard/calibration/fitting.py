@@ -101,11 +101,18 @@ def calibrated_defenses(defenses: Iterable[Defense]) -> tuple[CalibratedDefense,
     return tuple(by_file.values())
 
 
-def calibration_due(defenses: Iterable[Defense], index: Index, tenant: str = DEFAULT_TENANT) -> str:
-    """Reason why a guard must be calibrated before it can answer a tenant's queries; empty if it is ready."""
+def calibration_due(defenses: Iterable[Defense], index: Index, tenant: str = DEFAULT_TENANT, added: int = 0) -> str:
+    """Reason why a guard must be calibrated before it can answer a tenant's queries; empty if it is ready.
+
+    Args:
+        defenses: The defenses of the guard.
+        index: The index.
+        tenant: The tenant.
+        added: Number of chunks that would be added before.
+    """
     try:
         for defense in calibrated_defenses(defenses):
-            defense.ready(tenant, index.moments(tenant).n)
+            defense.ready(tenant, index.moments(tenant).n + added)
     except DataError as error:
         return str(error)
     return ""

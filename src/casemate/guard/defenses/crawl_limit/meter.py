@@ -219,7 +219,7 @@ class DisclosureMeter:
         self._hidden = self._find_hidden()
         new = self._credited()
         words = sum(bits.bit_count() for bits in new)
-        exposed, left = self._exposed(new, self.before, self.beside)
+        exposed, left = self._exposed(new, self._known)
         self.limit_reached = words > self.most_words or len(exposed) > self.most
         self.cut_by = self.cut_by or self._exceeded(words, exposed)
         if not self.cut:
@@ -287,7 +287,12 @@ class DisclosureMeter:
                 left -= part.bit_count()
         return hidden
 
-    def _exposed(self, new: Sequence[int], others: Sequence[int], beside: Sequence[int]) -> tuple[list[str], float]:
+    @property
+    def _known(self) -> list[int]:
+        """Words of each chunk in other answers, also in those that are not finished."""
+        return list(map(or_, self.before, self.beside))
+
+    def _exposed(self, new: Sequence[int], known: Sequence[int]) -> tuple[list[str], float]:
         """Returns the chunks with new words of which all answers together disclose more than the share.
 
         Words that the answer has in common with texts that were not in the context are chance, and do not count, also
@@ -296,16 +301,14 @@ class DisclosureMeter:
 
         Args:
             new: New words of each chunk in this answer.
-            others: Words in earlier answers.
-            beside: Words in answers that are not finished.
+            known: Words of each chunk in other answers that count as well.
 
         Returns:
             These chunks, and the number of further words that may be disclosed until there is another one.
         """
         counter, share, exposed, least = self.counter, self.limit.exposure, list[str](), math.inf
-        parts = zip(self.names, new, map(or_, others, beside), counter.lengths, counter.own, strict=True)
-        for number, (i, bits, known, n, own) in enumerate(parts):
-            disclosed = bits | known
+        parts = zip(self.names, new, map(or_, new, known), counter.lengths, counter.own, strict=True)
+        for number, (i, bits, disclosed, n, own) in enumerate(parts):
             left = share * n - disclosed.bit_count()
             if left < 0:
                 chance = counter.covered[number] & counter.common[number] & disclosed
@@ -324,8 +327,8 @@ class DisclosureMeter:
         A crawler asks about what it knows, to find more. So its answers often have few new chunks.
         """
         nothing = [0] * len(self.names)
-        copied, _ = self._exposed(self._new(self.counter.credited, nothing), nothing, nothing)
-        return len(copied) > self.most and bool(self._exposed(self._credited(), self.before, self.beside)[0])
+        copied, _ = self._exposed(self._new(self.counter.credited, nothing), nothing)
+        return len(copied) > self.most and bool(self._exposed(self._credited(), self._known)[0])
 
     def record(self) -> None:
         """Records the text that was sent, which may be less than the text that was generated, and closes the meter."""
@@ -340,7 +343,7 @@ class DisclosureMeter:
             covered = self.counter.covered
             new = self._new(covered, self.disclosed)
             disclosed = {i: bits | added for i, bits, added in zip(self.names, covered, new, strict=True)}
-            exposed, _ = self._exposed(self._credited(), self.before, self.beside)
+            exposed, _ = self._exposed(self._credited(), self._known)
             self._give(new)
             self.limit.evidence.record_answer(self.query, text, disclosed, exposed, limit_reached, self.cut)
             if self.cut:  # for the operator; the event above is what is kept
