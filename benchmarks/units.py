@@ -69,10 +69,10 @@ def _texts(name: str) -> dict[str, Any]:
     words = [text_words(text) for text in chosen]
     copies = [text_words(edited(chosen[i], rng)) for i in range(500)]
     found: dict[str, Any] = {"documents": len(chosen), "pairs": len(words) * (len(words) - 1) // 2}
-    for use, numbers in (("counting", False), ("hiding", True)):
-        missed = sum(not is_edited_copy(words[i], copy, numbers=numbers) for i, copy in enumerate(copies))
+    for use, same_record in (("counting", False), ("hiding", True)):
+        missed = sum(not is_edited_copy(words[i], copy, same_record=same_record) for i, copy in enumerate(copies))
         pairs = [
-            (i, j) for i, j in combinations(range(len(words)), 2) if is_edited_copy(words[i], words[j], numbers=numbers)
+            (i, j) for i, j in combinations(range(len(words)), 2) if is_edited_copy(words[i], words[j], same_record=same_record)
         ]
         merged = len({i for pair in pairs for i in pair})
         found[use] = {

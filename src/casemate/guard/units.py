@@ -134,7 +134,7 @@ def _directly_related(
     for document in documents:
         words = text_words(document.text) if copies else None
         for text, found in zip(texts, copied, strict=True):
-            if words is not None and is_edited_copy(text, words, numbers=True):
+            if words is not None and is_edited_copy(text, words, same_record=True):
                 found.add(document.source)
         for name in _names(document, keys):
             sharing[name].add(document.source)

@@ -21,6 +21,11 @@ MIN_NUMBERS = 0.6
 
 Texts from which 22 % of the words were dropped, each at random, have .78 in common.
 """
+MIN_PART, MIN_PART_WORDS = 0.5, 32
+"""A smaller part of a record with fewer distinct words is no copy of it, where texts must be one record.
+
+The last chunk of a source is often short, and formulas that records have in common can make up most of it.
+"""
 MIN_WORDS = 12
 """Below this number of distinct words, two texts are copies only if their words are equal: short texts share words by
 chance.
@@ -52,13 +57,14 @@ def text_words(text: str) -> TextWords:
     return TextWords(content_words(text))
 
 
-def is_edited_copy(first: TextWords, second: TextWords, *, numbers: bool = False) -> bool:
+def is_edited_copy(first: TextWords, second: TextWords, *, same_record: bool = False) -> bool:
     """Whether two texts are edited copies of each other.
 
     Args:
         first: The words of one text.
         second: The words of the other.
-        numbers: Whether their numbers must agree as well.
+        same_record: Whether they must be one record: their numbers agree as well, and the shorter is no small part
+            (``MIN_PART``).
 
     >>> text = "The north bridge opened in 1932; its toll pays for the ferry, two red lamps and the old harbor wall."
     >>> edited = "Red lamps and the old harbor wall. The toll pays for the ferry, two. The north bridge in 1932."
@@ -71,6 +77,8 @@ def is_edited_copy(first: TextWords, second: TextWords, *, numbers: bool = False
     shorter = len(small.stems)
     if shorter < MIN_WORDS:
         return small.stems == large.stems and shorter > 0
+    if same_record and shorter < min(MIN_PART * len(large.stems), MIN_PART_WORDS):
+        return False
     needed = MIN_OVERLAP * shorter
     collisions = shorter - small.bits.bit_count()
     if (small.bits & large.bits).bit_count() < needed - collisions:
@@ -78,7 +86,7 @@ def is_edited_copy(first: TextWords, second: TextWords, *, numbers: bool = False
     if len(small.stems & large.stems) < needed:
         return False
     fewer = min(len(small.numbers), len(large.numbers))
-    return not numbers or len(small.numbers & large.numbers) >= MIN_NUMBERS * fewer
+    return not same_record or len(small.numbers & large.numbers) >= MIN_NUMBERS * fewer
 
 
 def copy_groups(texts: Sequence[str]) -> tuple[list[int], frozenset[int]]:
