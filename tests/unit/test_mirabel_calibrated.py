@@ -486,6 +486,25 @@ def test_edited_copies_leak_if_the_option_is_off(judging):
     assert len(records_with_leaked_copy(judging, on=False)) == 18
 
 
+def test_a_copy_below_many_chunks_of_the_context_enters_no_comparison(judging):
+    """Chunks of sources in the context are skipped by comparisons, so these reach beyond k + LOOKAHEAD hits."""
+    mirabel = judging(similarity_only(np.arange(1, 200) / 200 * 0.42 / 0.95, weights=(0, 1, 0, 0, 0, 0)))
+    text = " ".join(sentence(np.random.default_rng(j)) for j in range(5))
+    names = ["W", "A", "B", "A", "A", "A", "B", "B", "O", "O", "O", "P", "P", "P", "X", *(f"Q{i}" for i in range(8))]
+    scores = [1.2, 0.62, 0.6, *[0.5] * 5, *[0.2] * 6, 0.19, *[0.1] * 8]
+    texts = {"W": text, "X": edited(text, 1)}
+    hits = [
+        replace(hit, document=replace(hit.document, text=texts.get(name, hit.document.text)))
+        for name, hit in zip(names, retrieval(scores, names=names).hits, strict=True)
+    ]
+    worlds = [hits, [hit for hit in hits if hit.document.source not in texts]]
+    contexts = [
+        judge(replace(mirabel, significance=0.05), replace(retrieval(scores), hits=tuple(world)), k=2).value.hits
+        for world in worlds
+    ]
+    assert [hit.document.id for hit in contexts[0]] == [hit.document.id for hit in contexts[1]]
+
+
 def test_edited_copy_stays_withheld_in_later_questions(judging):
     mirabel = judging(similarity_only(np.arange(1, 200) / 200), significance=0.05, edited_copies=True)
     text = " ".join(sentence(np.random.default_rng(j)) for j in range(5))

@@ -276,23 +276,33 @@ class _Decision:
     def _related(self, withheld: Collection[str]) -> frozenset[str] | None:
         """Other sources in the units of withheld ones; None if there are too few hits. Readable sources are left out.
 
-        Only hits up to the one at which k + ``LOOKAHEAD`` others are left count. So the result does not depend on the
-        number of fetched hits, and a withheld unit that is absent changes nothing.
+        Only hits that a comparison can reach count (``_compared``). So the result does not depend on the number of
+        fetched hits, and a withheld unit that is absent changes nothing.
         """
         if not withheld or not (self.mirabel.edited_copies or self.mirabel.unit_keys):
             return frozenset()
         readable, found = self.readable.difference(withheld), frozenset(withheld)
         while True:
-            others = [i for i, hit in enumerate(self.given.hits) if hit.document.source not in found]
-            wanted = self.query.k + LOOKAHEAD
-            if len(others) < wanted and not self.given.exhausted:
+            near = self._compared(found)
+            if near is None:
                 return None
-            near = self.given.hits[: others[wanted - 1] + 1] if len(others) >= wanted else self.given.hits
             documents = [hit.document for hit in near if hit.document.source not in readable]
             related = related_sources(documents, found, self.mirabel.unit_keys, copies=self.mirabel.edited_copies)
             if not related:
                 return found.difference(withheld)
             found |= related
+
+    def _compared(self, withheld: frozenset[str]) -> Sequence[Hit] | None:
+        """The hits up to the last one that a comparison of the context reaches; None if there are too few hits.
+
+        A comparison skips the withheld sources, and those of the context that are ranked above.
+        """
+        left = [i for i, hit in enumerate(self.given.hits) if hit.document.source not in withheld]
+        context = {self.given.hits[i].document.source for i in left[: self.query.k]}
+        below = [i for i in left if self.given.hits[i].document.source not in context]
+        if len(below) >= LOOKAHEAD:
+            return self.given.hits[: below[LOOKAHEAD - 1] + 1]
+        return self.given.hits if self.given.exhausted else None
 
     async def _score(self, source: str, out: frozenset[str], withheld: frozenset[str]) -> float | None:
         """Returns the score of a source as if others were absent; None if there are too few hits.
