@@ -81,6 +81,8 @@ def main() -> None:
     """Makes the picture that is asked for."""
     if chromium() is None:
         sys.exit("there is no Chromium; install it, or set CHROMIUM to its path")
+    if len(sys.argv) > 1 and sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     given = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     if given and given.suffix == ".html":
         assessment(given)

@@ -46,8 +46,8 @@ guard: {mode: enforce, defenses: [{use: mirabel, calibration: calibration.json},
 calibrate: {questions: 600, documents: 100}
 redteam:
   attacks: [direct, s2mia, mba, {use: interrogation, questions: 10}, dcmi, menta]
-  members: 60
-  nonmembers: 60
+  members: 75
+  nonmembers: 75
   folder: redteam
   gate: {adjusted_accuracy: 0.2, harmless: 0.15}   # few candidates and questions: wide intervals
 store: {use: sql, path: events.db}
