@@ -142,8 +142,13 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     '; allowed: rag, guard'
     """
     names = list(allowed)
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"; {f'did you mean {close[0]!r}? ' if close else ''}allowed: {', '.join(names) or 'none'}"
+    close = closest_name(name, names)
+    return f"; {f'did you mean {close!r}? ' if close else ''}allowed: {', '.join(names) or 'none'}"
+
+
+def closest_name(name: str, allowed: Iterable[str]) -> str:
+    """The allowed name that an unknown name is probably meant to be; empty if none is close."""
+    return next(iter(difflib.get_close_matches(name, list(allowed), n=1)), "")
 
 
 def describe_failure(error: Exception) -> str:

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, cast, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from casemate.config import PluginSpec
-from casemate.errors import ConfigError, UnknownName, did_you_mean, validation_reason
+from casemate.errors import ConfigError, UnknownName, closest_name, did_you_mean, validation_reason
 from casemate.protocols import (
     REGISTERED_NAMES,
     STAGES,
@@ -143,9 +143,9 @@ def load(role: str, name: str) -> type[Any]:
         return _imported(role, registered[0])
     if len(built_in) == 1:
         return built_in[0]
-    allowed = did_you_mean(name, names(role))
-    hint = _elsewhere(role, name) or ("" if "did you mean" in allowed else INSTALL_HINT)
-    raise UnknownName(f"unknown {role} {name!r}{allowed}{hint}")
+    allowed = names(role)
+    hint = _elsewhere(role, name) or ("" if closest_name(name, allowed) else INSTALL_HINT)
+    raise UnknownName(f"unknown {role} {name!r}{did_you_mean(name, allowed)}{hint}")
 
 
 def injected(cls: type[Any]) -> dict[str, type[Any]]:
