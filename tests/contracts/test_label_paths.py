@@ -14,7 +14,7 @@ from tests.fakes import BagOfWords
 
 QUESTION = "Which door does the north tower of the harbor bridge have?"
 TEXTS = {"open": "The north tower of the harbor bridge has a door of steel.", "hr": "The harbor door has a walnut."}
-ACL = {"open": {}, "hr": {"acl": ["hr", "board"]}}
+ACL = {"open": {}, "hr": {"Acl": ["hr", "board"]}}
 OBSERVED = {"guard": {"mode": "observe", "defenses": []}}
 
 
