@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from casemate.errors import ConfigError, did_you_mean, validation_reason
+from casemate.errors import ConfigError, did_you_mean, shown_value, validation_reason
 from casemate.text.output_transforms import TRANSFORMS
 from casemate.types import MAX_K, VARIABLE, Secret
 
@@ -558,7 +558,7 @@ def parse(raw: Any, name: str = "configuration", folder: Path = Path(), variable
     try:
         config = Config.model_validate(_expand_variables(raw, name, variables_needed))
     except ValidationError as error:
-        raise ConfigError(f"{name}: {_describe(error)}") from error
+        raise ConfigError(f"{name}: {_describe(error)}") from None  # the error quotes values
     config._folder, config._file = folder, folder / FILE
     return config
 
@@ -573,7 +573,7 @@ def with_overrides(config: Config, **sections: Mapping[str, Any]) -> Config:
         merged = {name: _set_values(getattr(config, name)) | dict(values) for name, values in sections.items()}
         found = Config.model_validate(dict(config) | merged)
     except ValidationError as error:
-        raise ConfigError(_describe(error)) from error
+        raise ConfigError(_describe(error)) from None
     found._folder, found._file = config.folder, config.file
     return found
 
@@ -613,7 +613,7 @@ def _describe_one(error: Any) -> str:
         return f"unknown key {key!r}{_alternatives(error['loc'])}"
     if error["type"] == "missing":
         return f"{key} is missing"
-    value = "" if isinstance(error["input"], Mapping) else f" is {error['input']!r}"
+    value = "" if isinstance(error["input"], Mapping) else f" is {shown_value(key, error['input'])}"
     return f"{key}{value}: {validation_reason(error)}"
 
 

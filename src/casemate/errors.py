@@ -19,6 +19,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,13 +27,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+_USER = re.compile(r"(?<=://)(?!user:password@)[^\s'\"]*@")
+"""User and password of a URL, to the last ``@``; not those of the form that a message gives as an example."""
+_SECRET_NAME = re.compile("key|token|secret|password", re.I)
+
 
 class CasemateError(Exception):
     """Base class of all errors that Casemate raises on purpose."""
 
 
 class ConfigError(CasemateError):
-    """The configuration is wrong; the message names file, key, value and what is allowed."""
+    """The configuration is wrong; the message names file, key, value and what is allowed.
+
+    User and password of a URL in the message are masked.
+
+    >>> str(ConfigError("url is 'ftp://ann:s3@cret@host/x'"))
+    "url is 'ftp://***@host/x'"
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_USER.sub("***@", message))
 
 
 class UnknownName(ConfigError):
@@ -117,6 +131,23 @@ def require_range(owner: str, options: object, names: str, **limits: float) -> N
             raise ConfigError(f"{owner}: {name}={value}; it must be {' and '.join(allowed)}")
 
 
+def shown_value(name: str, value: object) -> str:
+    """The ``repr`` of a configured value, for an error, without what the name or a URL in it shows to be secret.
+
+    >>> shown_value("threads", "two"), shown_value("api_key", "s3cret"), shown_value("reader", [{"api_key": "s3cret"}])
+    ("'two'", '***', "[{'api_key': ***}]")
+    >>> shown_value("timeout_s", "https://ann:s3 'c@ret@host/x")
+    "'https://***@host/x'"
+    """
+    if _SECRET_NAME.search(name):
+        return "***"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {shown_value(str(key), one)}' for key, one in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(shown_value('', one) for one in value)}]"
+    return repr(re.sub("(?s)://.*@", "://***@", value) if type(value) is str else value)  # not a Secret
+
+
 def validation_reason(error: Mapping[str, object]) -> str:
     """The reason in one of the errors of a pydantic ``ValidationError``, to follow the key and the value.
 
@@ -142,8 +173,13 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     '; allowed: rag, guard'
     """
     names = list(allowed)
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"; {f'did you mean {close[0]!r}? ' if close else ''}allowed: {', '.join(names) or 'none'}"
+    close = closest_name(name, names)
+    return f"; {f'did you mean {close!r}? ' if close else ''}allowed: {', '.join(names) or 'none'}"
+
+
+def closest_name(name: str, allowed: Iterable[str]) -> str:
+    """The allowed name that an unknown name is probably meant to be; empty if none is close."""
+    return next(iter(difflib.get_close_matches(name, list(allowed), n=1)), "")
 
 
 def describe_failure(error: Exception) -> str:

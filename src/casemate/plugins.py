@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, cast, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from casemate.config import PluginSpec
-from casemate.errors import ConfigError, UnknownName, did_you_mean, validation_reason
+from casemate.errors import ConfigError, UnknownName, closest_name, did_you_mean, shown_value, validation_reason
 from casemate.protocols import (
     REGISTERED_NAMES,
     STAGES,
@@ -143,9 +143,9 @@ def load(role: str, name: str) -> type[Any]:
         return _imported(role, registered[0])
     if len(built_in) == 1:
         return built_in[0]
-    allowed = did_you_mean(name, names(role))
-    hint = _elsewhere(role, name) or ("" if "did you mean" in allowed else INSTALL_HINT)
-    raise UnknownName(f"unknown {role} {name!r}{allowed}{hint}")
+    allowed = names(role)
+    hint = _elsewhere(role, name) or ("" if closest_name(name, allowed) else INSTALL_HINT)
+    raise UnknownName(f"unknown {role} {name!r}{did_you_mean(name, allowed)}{hint}")
 
 
 def injected(cls: type[Any]) -> dict[str, type[Any]]:
@@ -169,7 +169,7 @@ def packages(role: str, spec: PluginSpec) -> dict[str, str]:
     found = package_code(cls)
     for name, kind in injected(cls).items():
         if name in spec.options:
-            found |= packages(role_of(kind), _spec(f"{role} {spec.use!r}, option {name!r}", spec.options[name]))
+            found |= packages(role_of(kind), _spec(f"{role} {spec.use!r}", name, spec.options[name]))
     return found
 
 
@@ -199,11 +199,11 @@ def build(role: str, spec: PluginSpec, folder: Path = Path(), parts: Mapping[Any
     plug_ins = injected(cls)
     values = {name: parts[kind] for name, kind in plug_ins.items() if kind in parts}
     for name, value in spec.options.items():
-        where = f"{role} {spec.use!r}, option {name!r}"
+        plug_in = f"{role} {spec.use!r}"
         if name in plug_ins:
-            values[name] = build(role_of(plug_ins[name]), _spec(where, value), folder)
+            values[name] = build(role_of(plug_ins[name]), _spec(plug_in, name, value), folder)
         else:
-            values[name] = _option_value(where, get_type_hints(cls)[name], value)
+            values[name] = _option_value(plug_in, name, get_type_hints(cls)[name], value)
     paths = {n: f.default for n, f in fields.items() if isinstance(f.default, Path) and n not in values}
     resolved = {n: folder / v if isinstance(v, Path) else v for n, v in (paths | values).items()}
     try:
@@ -234,11 +234,11 @@ def validate(role: str, spec: PluginSpec, folder: Path = Path()) -> None:
         {n: v for n, v in spec.options.items() if n not in plug_ins},
     )
     for name, value in spec.options.items():
-        where = f"{role} {spec.use!r}, option {name!r}"
+        plug_in = f"{role} {spec.use!r}"
         if name in plug_ins:
-            validate(role_of(plug_ins[name]), _spec(where, value), folder)
+            validate(role_of(plug_ins[name]), _spec(plug_in, name, value), folder)
         else:
-            _option_value(where, get_type_hints(cls)[name], value)
+            _option_value(plug_in, name, get_type_hints(cls)[name], value)
     if not plug_ins and role not in _OPENED:
         build(role, spec, folder)
 
@@ -343,17 +343,19 @@ def _require_options(
             raise ConfigError(f"{plug_in} needs the option {name!r}")
 
 
-def _spec(where: str, value: Any) -> PluginSpec:
+def _spec(plug_in: str, name: str, value: Any) -> PluginSpec:
+    where = f"{plug_in}, option {name!r}"
     try:
         return PluginSpec.model_validate(value)
-    except ValidationError as error:
+    except ValidationError:
         raise ConfigError(
-            f"{where} is {value!r}: give a plug-in's name, or a mapping with 'use' and options"
-        ) from error
+            f"{where} is {shown_value(name, value)}: give a plug-in's name, or a mapping with 'use' and options"
+        ) from None  # the error quotes the value
 
 
-def _option_value(where: str, kind: Any, value: Any) -> Any:
+def _option_value(plug_in: str, name: str, kind: Any, value: Any) -> Any:
     """Converts the value to the type of its field."""
+    where = f"{plug_in}, option {name!r}"
     if kind is Secret:
         if not isinstance(value, Secret):
             raise ConfigError(
@@ -363,4 +365,5 @@ def _option_value(where: str, kind: Any, value: Any) -> Any:
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        raise ConfigError(f"{where} is {value!r}: {validation_reason(error.errors()[0])}") from error
+        reason = validation_reason(error.errors()[0])
+        raise ConfigError(f"{where} is {shown_value(name, value)}: {reason}") from None  # the error quotes the value

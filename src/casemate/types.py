@@ -80,10 +80,23 @@ class Action(StrEnum):
 
 def access_labels(metadata: Mapping[str, Any]) -> frozenset[str] | None:
     """The access labels in a document's metadata: see ``Document.labels``."""
-    named = metadata.get(ACL)
-    if named is None:  # fast path: called for every hit of every request
+    return named_in(metadata, ACL)
+
+
+def named_in(metadata: Mapping[str, Any], key: str) -> frozenset[str] | None:
+    """The names that a metadata key lists, as text; None: the key is missing, or its value is.
+
+    The letter case of the key does not matter, because ``ACL`` is meant to restrict access, too. Of several spellings,
+    only the names that all of them list count.
+
+    >>> named_in({"ACL": "hr", "by": "Ann"}, "acl"), named_in({"acl": ["hr"], "Acl": []}, "acl"), named_in({}, "acl")
+    (frozenset({'hr'}), frozenset(), None)
+    """
+    given = [value for name, value in metadata.items() if value is not None and str(name).lower() == key.lower()]
+    if not given:
         return None
-    return frozenset(map(str, named if isinstance(named, list | tuple | set | frozenset) else [named]))
+    named = (value if isinstance(value, list | tuple | set | frozenset) else [value] for value in given)
+    return frozenset.intersection(*(frozenset(text for one in names if (text := str(one))) for names in named))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +108,7 @@ class Document:
         title: Title of the source; embedded before the text.
         source: The file or record that the chunk is part of; the chunk's own id if empty.
         digest: Content hash of the whole source, by which ingest detects changes.
-        metadata: Further fields, kept as they are. ``acl`` restricts access: see ``labels``.
+        metadata: Further fields, kept as they are. ``acl``, in any letter case, restricts access: see ``labels``.
     """
 
     id: str

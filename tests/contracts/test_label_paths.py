@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from casemate.errors import ConfigError
-from casemate.integrations.guarded_query import client_context, client_identity
+from casemate.integrations.guarded_query import ClientIdentity, client_context, client_identity
 from tests.fakes import BagOfWords
 
 QUESTION = "Which door does the north tower of the harbor bridge have?"
 TEXTS = {"open": "The north tower of the harbor bridge has a door of steel.", "hr": "The harbor door has a walnut."}
-ACL = {"open": {}, "hr": {"acl": ["hr", "board"]}}
+ACL = {"open": {}, "hr": {"Acl": ["hr", "board"]}}
 OBSERVED = {"guard": {"mode": "observe", "defenses": []}}
 
 
@@ -167,3 +169,13 @@ def test_labels_apply_to_one_client_of_one_tenant():
         assert client_identity("ben", "south").labels == ()
     with client_context("north/ben", labels=["hr"]), client_context("ben", tenant="north"):
         assert client_identity().labels == ()
+
+
+PART = st.text("a/%2F", max_size=4)
+
+
+@example(("b/c", "a"), ("c", "a/b"))
+@example(("north/ben", ""), ("ben", "north"))
+@given(st.tuples(PART.filter(bool), PART), st.tuples(PART.filter(bool), PART))
+def test_two_clients_never_have_the_same_name(one, other):
+    assert (ClientIdentity(*one).name == ClientIdentity(*other).name) == (one == other)

@@ -14,8 +14,12 @@ from casemate.errors import ConfigError
 from casemate.gateway.mcp.memory import MOST_CHARACTERS, MemoryTools, own_tools
 from casemate.gateway.state import Gateway
 from casemate.guard.audience import AudiencePolicy
+from casemate.guard.calibration.closeness import FEATURES
+from casemate.guard.calibration.file import write_calibration
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.guard import Guard
+from casemate.maths.calibration import Calibration
+from tests.fakes import BagOfWords
 from tests.gateways import key, make
 from tests.unit.test_mcp import connected, serving
 
@@ -26,7 +30,7 @@ def system(folder, unentitled="nothing", mode="enforce", **options):
     """A gateway whose clients may read only their own entries."""
 
     def wire():
-        app = make(folder, count=0, mode=mode, mcp=True, agent_memory=True, **options)
+        app = make(folder, **{"count": 0} | options, mode=mode, mcp=True, agent_memory=True)
         old, policy = app.guard, AudiencePolicy(unentitled)
         guard = Guard(old.rag, old.defenses, enforce=old.enforce, store=app.store, audience=policy)
         return replace(app, guard=guard)
@@ -98,6 +102,25 @@ async def test_an_entry_that_would_make_a_calibration_due_is_refused(tmp_path):
         assert not app.due()
     assert [result.is_error for result in stored] == [False, False, True]
     assert stored[2].content[0].text == "The memory takes no further entries at the moment."
+
+
+async def test_deletion_that_makes_a_calibration_stale_is_carried_out_and_logged(tmp_path, caplog):
+    """The client has a right to the deletion; the operator must learn that the guard needs a calibration."""
+    embedder, zero, one = BagOfWords(256), (0.0,) * len(FEATURES), (1.0,) * len(FEATURES)
+    mirabel = Mirabel(min_documents=3, calibration=tmp_path / "calibration.json", embedder=embedder)
+    app = system(tmp_path, count=3, defenses=[mirabel])
+    fitted = Calibration(embedder.fingerprint, 4, 5, FEATURES, zero, one, zero, benign=(), source="a test")
+    write_calibration(mirabel.calibration, "default", fitted)
+    someone = key(app)
+    with serving(app, own_tools) as url:
+        async with connected(url, someone) as client:
+            await client.call_tool("remember", {"text": NOTE})
+            assert not app.due() and "agent memory" not in caplog.text
+            deleted = await client.call_tool("forget", {})
+            again = await client.call_tool("forget", {})
+        assert [one.content[0].text for one in (deleted, again)] == ["Deleted 1 entries.", "Deleted 0 entries."]
+        assert "stale" in app.due()
+    assert caplog.text.count("entries of the agent memory were deleted, and the guard cannot judge") == 1
 
 
 @pytest.mark.parametrize(("unentitled", "mode"), [("full", "enforce"), ("nothing", "observe")])

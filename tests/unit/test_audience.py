@@ -97,7 +97,8 @@ def test_rules_entitle_by_group_and_metadata():
     rules = policy()
     assert rules.entitles(client_query(ENTITLED), private) and rules.entitles(client_query(None), private)
     assert not rules.entitles(client_query(), private) and rules.entitles(client_query(), public)
-    assert rules.entitles(client_query(client="ann"), replace(private, metadata={"readers": ["ann"]}))
+    for key in ("readers", "Readers"):
+        assert rules.entitles(client_query(client="ann"), replace(private, metadata={key: ["ann"]}))
     assert (
         not rules.restricts(client_query(ENTITLED))
         and not rules.restricts(client_query(None))

@@ -1,4 +1,5 @@
 import re
+import traceback
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,41 @@ def test_an_unset_variable_is_reported_by_name(monkeypatch):
 def test_unknown_plug_ins_and_options_are_refused(role, spec, error, message):
     with pytest.raises(error, match=re.escape(message)):
         build(role, spec)
+
+
+URL = "https://ann:s3cret@rag.example/ask"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"rag": {"k": URL}},
+        {"rag": {"generator": [URL], "index": {"password": "s3cret"}}},
+        {"gateway": {"tls_key": ["s3cret"]}},
+        {"guard": {"audience": {"entitled": [{"groups": {"api_key": "s3cret"}}, URL]}}},
+        {"gateway": {"otlp_endpoint": URL}},
+    ],
+)
+def test_errors_show_no_password_that_was_written_into_a_wrong_key(raw):
+    with pytest.raises(ConfigError) as caught:
+        config.parse(raw)
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("role", "options"),
+    [
+        ("embedder", {"use": "minilm", "threads": URL}),
+        ("target", {"use": "http", "url": "https://rag.example", "headers": [{"api_key": "s3cret"}]}),
+        ("crawler", {"use": "composite", "tokens": "s3cret"}),
+        ("crawler", {"use": "rag_crawler", "embedder": {"api_key": "s3cret"}}),
+        ("generator", {"use": URL}),
+    ],
+)
+def test_errors_show_no_password_that_was_written_into_a_wrong_option(role, options):
+    with pytest.raises(ConfigError) as caught:
+        build(role, PluginSpec.model_validate(options))
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_relative_paths_of_plug_ins_are_resolved_against_the_configuration(tmp_path):

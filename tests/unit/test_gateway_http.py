@@ -924,13 +924,13 @@ def test_key_retrieves_only_documents_of_its_tenant(tmp_path):
         assert http.delete("/v1/documents", params={"source": "d3"}, headers=as_admin).status_code == 404
 
 
-@pytest.mark.parametrize("mode", ["enforce", "off"])
-def test_a_document_with_labels_is_visible_only_to_keys_with_one_of_them(tmp_path, mode):
+@pytest.mark.parametrize(("mode", "acl"), [("enforce", "acl"), ("off", "acl"), ("enforce", "ACL")])
+def test_a_document_with_labels_is_visible_only_to_keys_with_one_of_them(tmp_path, mode, acl):
     app = make(tmp_path, defenses=(HideNamed("d3"),), k=3, mode=mode)
     admin, staff = key(app, "admin"), key(app, retrieve=True)
     board = key(app, retrieve=True, labels=("board", "other"))
     sent = [
-        {"source": f"minutes{i}", "text": "only5 only5", "metadata": {"acl": ["board", "hr"] if i else "hr"}}
+        {"source": f"minutes{i}", "text": "only5 only5", "metadata": {acl: ["board", "hr"] if i else "hr"}}
         for i in range(30)
     ]
     with client(app, None) as http:

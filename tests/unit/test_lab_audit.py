@@ -12,7 +12,7 @@ from casemate.guard.guard import Guard
 from casemate.maths import stats
 from casemate.protocols import CalibratedDefense, Defense
 from casemate.redteam.lab import datasets
-from casemate.redteam.lab.benign import measure_unentitled, measure_utility
+from casemate.redteam.lab.benign import measure_utility
 from casemate.redteam.lab.experiment import ExperimentPlan
 from casemate.redteam.lab.judge import _audit_check
 from casemate.redteam.lab.results import CheckStatus, TwoWorldAudit
@@ -385,13 +385,26 @@ def test_audit_counts_questions_with_a_failed_defense_even_if_contexts_are_equal
 def test_unentitled_client_loses_only_answers_of_the_system_without_a_guard(lab, rules, lost):
     guard = Guard(lab.rag, [], audience=AudiencePolicy("nothing", rules))
     steps, queries = [], [Query(f"amber only{i}") for i in range(20)]
-    found = asyncio.run(measure_unentitled(lab.rag, guard, [*queries, Query(" ")], steps.append))
-    assert (found, sum(steps)) == (stats.proportion(lost, 20), 21)
-    assert asyncio.run(measure_utility(lab.rag, guard, queries, "made")).answer_changed.value == 0  # entitled client
+    found = asyncio.run(measure_utility(lab.rag, guard, [*queries, Query(" ")], "made", steps.append, guard))
+    assert (found.unentitled_lost, sum(steps)) == (stats.proportion(lost, 20), 21)
+    assert found.answer_changed.value == 0  # entitled client
 
 
-def test_no_rate_of_lost_answers_without_an_answer(lab):
-    assert asyncio.run(measure_unentitled(lab.rag, lab.guard(), [Query(" ")])) is None
+def test_no_rate_of_lost_answers_if_it_is_not_measured(lab):
+    assert asyncio.run(measure_utility(lab.rag, lab.guard(), [Query("amber")], "made")).unentitled_lost is None
+
+
+def test_system_without_a_guard_is_asked_each_benign_question_once(lab):
+    asked = []
+
+    class Counted:
+        async def ask(self, query):
+            asked.append(query.text)
+            return await lab.rag.ask(query)
+
+    queries = [Query(f"amber only{i}") for i in range(3)]
+    asyncio.run(measure_utility(Counted(), lab.guard(), queries, "made", unentitled=lab.guard()))
+    assert sorted(asked) == [query.text for query in queries]
 
 
 def test_utility_without_a_valid_question_is_an_error(lab):

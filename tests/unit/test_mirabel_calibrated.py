@@ -293,7 +293,7 @@ def test_documents_are_not_withheld_from_their_readers(make, readers, withheld):
 
 
 def test_metadata_key_of_readers_is_an_option(make):
-    held = [replace(d, metadata={"acl": ["anna"]}) if d.source == "d4" else d for d in HELD]
+    held = [replace(d, metadata={"ACL": ["anna"]}) if d.source == "d4" else d for d in HELD]
     assert "d4" in ask(make(held, readers="acl"), record(4))[0]
     assert "d4" not in ask(make(held), record(4))[0]
 

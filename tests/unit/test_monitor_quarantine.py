@@ -327,6 +327,21 @@ class TestQuarantine:
         world.add(gate, poison(1))
         assert not gate.quarantined and not gate.skipped
 
+    def test_an_update_that_cannot_be_read_again_is_not_stored(self, world, monkeypatch):
+        (first,) = poison(1)
+        world.add(world.gate(), [first])
+        held = len(list(world.store.scan(kind="quarantine")))
+
+        def damaged(event):
+            raise DataError("damaged")
+
+        quarantine = Quarantine(world.store)
+        assert len(quarantine.all()) == 1
+        monkeypatch.setattr("casemate.monitor.poisoning.quarantine._from_event", damaged)
+        with pytest.raises(DataError, match="damaged"):
+            quarantine.update([replace(first, metadata={"acl": ["hr"]})], "default")
+        assert len(list(world.store.scan(kind="quarantine"))) == held == 1
+
     def test_a_release_indexes_the_latest_metadata(self, world):
         """A source that was sent again with access labels must not become readable without them."""
         quarantine, held = self.held(world)

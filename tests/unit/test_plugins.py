@@ -151,6 +151,12 @@ def test_error_about_an_unknown_name_suggests_the_role_or_group_that_has_it(inst
         plugins.load("defense", "theirs")
 
 
+def test_hint_to_install_a_package_does_not_depend_on_the_texts_of_names(installed):
+    installed("attack", "did you mean", "their.package:Theirs")
+    with pytest.raises(UnknownName, match="if another package provides it, install that package"):
+        plugins.load("attack", "xyzzy")
+
+
 def test_name_of_a_plug_in_is_its_entry_point_or_its_module(installed):
     @dataclass
     class Unregistered(Mirabel):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+import time
 import tracemalloc
 import zlib
 from datetime import UTC, datetime, timedelta
@@ -155,11 +157,35 @@ def test_json_with_many_small_values_is_rejected_before_memory_grows(monkeypatch
     monkeypatch.setattr(otlp, "MAX_FIELDS", 20_000)
     body = b'{"resourceSpans": [' + value * 30_000 + b"{}]}"
     tracemalloc.start()
-    with pytest.raises(DataError, match="more than 20,000 values; send smaller batches"):
+    with pytest.raises(DataError, match="more than 20,000 JSON values; send smaller batches"):
         parse_json(body, NOW)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 100_000
+
+
+@pytest.mark.parametrize("text", ["", "[" + "{}," * 1_000_000 + "{}]"])
+def test_small_compressed_body_with_many_values_is_rejected(text):
+    """1,000 bytes that expand to 490,000 fields would take a second."""
+    attribute = delimited(1, b"input.value") + delimited(2, delimited(1, text.encode()))
+    span = delimited(1, b"1" * 16) + delimited(2, b"2" * 8) + delimited(9, attribute)
+    body = delimited(1, delimited(2, delimited(2, span))) + b"\x0a\x00" * (0 if text else 490_000)
+    sent = gzip.compress(body)
+    plain, start = decompress(sent, "gzip", 4_000_000), time.process_time()
+    with pytest.raises(DataError, match="send smaller batches"):
+        parse_protobuf(plain, NOW, len(sent))
+    assert len(sent) < 4_000 and time.process_time() - start < 0.3
+
+
+def test_compressed_spans_that_differ_in_their_ids_only_are_read():
+    constant = [{"key": f"name {i}", "value": {"stringValue": "x"}} for i in range(40)]
+    rng = random.Random(0)
+    spans = [
+        {"traceId": f"{rng.getrandbits(128):032x}", "spanId": f"{rng.getrandbits(64):016x}", "attributes": constant}
+        for _ in range(1_000)
+    ]
+    body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}).encode()
+    assert len(parse_json(body, NOW, len(gzip.compress(body))).spans) == 1_000
 
 
 def test_more_spans_than_the_limit_are_rejected():

@@ -343,6 +343,22 @@ async def try_endpoint(plan: EndpointPlan, steps: Steps) -> EndpointAssessment:
 
 
 @dataclass(slots=True)
+class _Resumption:
+    """Decides whether questions that a failed request ended are resumed: as long as each attempt finishes more."""
+
+    before: int = -1
+
+    async def may_continue(self, finished: int) -> bool:
+        """Waits before the next attempt; False, at once, if the last one finished no further question."""
+        if finished <= self.before:
+            return False
+        self.before = finished
+        log.warning("a request failed; the questions are resumed in %g s", RESUME_S)
+        await asyncio.sleep(RESUME_S)
+        return True
+
+
+@dataclass(slots=True)
 class _KeptAnswers(MeteredTarget):
     """Keeps and counts answers and refusals, so that no question is asked again after another one failed."""
 
@@ -380,16 +396,14 @@ async def _ask_plain(plan: EndpointPlan, target: MeteredTarget, steps: Steps) ->
 
 
 async def _resumed_answers(plan: EndpointPlan, target: _KeptAnswers) -> tuple[list[Exchange], LivenessResult]:
-    """Like ``_plain_answers``, resumed after a failed request as long as each attempt gets further."""
-    before = 0
+    """Like ``_plain_answers``, resumed after a failed request."""
+    resumption = _Resumption(before=0)
     while True:
         try:
             return await _plain_answers(plan, target)
         except BackendError:
-            if len(target.answers) == before:
+            if not await resumption.may_continue(len(target.answers)):
                 raise
-        before = len(target.answers)
-        await _pause()
 
 
 async def _plain_answers(plan: EndpointPlan, target: MeteredTarget) -> tuple[list[Exchange], LivenessResult]:
@@ -415,10 +429,8 @@ async def _paste(
     experiment = _experiment(plan, target, store)
     split, attack = experiment.split, experiment.attacks[ATTACK.use]
     with steps("pasting records and texts of the baseline", experiment.total) as count:
-        trials, before = await experiment.run(count), -1
-        while trials.errors and before < (finished := len(trials.done[ATTACK.use, ON])):
-            before = finished
-            await _pause()
+        trials, resumption = await experiment.run(count), _Resumption()
+        while trials.errors and await resumption.may_continue(len(trials.done[ATTACK.use, ON])):
             trials = await experiment.run()
     findings.failures += [f"{name}: {why}." for name, why in trials.errors.items()]
     result = attack_result(ATTACK.use, attack, trials, split.half, seen=False)
@@ -456,11 +468,6 @@ async def _check_end(plan: EndpointPlan, target: MeteredTarget, before: Liveness
         findings.gaps += [f"{check.why}."] if check else []
 
 
-async def _pause() -> None:
-    log.warning("a request failed; the questions are resumed in %g s", RESUME_S)
-    await asyncio.sleep(RESUME_S)
-
-
 def _experiment(plan: EndpointPlan, target: MeteredTarget, store: CampaignStore) -> Experiment:
     attack: MembershipAttack = build("attack", ATTACK)
     settings = ExperimentPlan(
@@ -496,10 +503,8 @@ async def _crawl(
     attack = build("crawler", PluginSpec(use=CRAWLER), plan.config.folder, {Embedder: plan.embedder})
     crawler = Crawler(CRAWLER, attack, {ON: target}, store, settings)
     with steps(f"{CRAWLER} crawls", questions) as count:
-        traces, before = await crawler.run(count), -1
-        while traces[ON].error and before < (asked := len(traces[ON].exchanges)):
-            before = asked
-            await _pause()
+        traces, resumption = await crawler.run(count), _Resumption()
+        while traces[ON].error and await resumption.may_continue(len(traces[ON].exchanges)):
             traces = await crawler.run()
     whole = [replace(d, text=d.content, title="") for d in plan.chunks]
     median = max(1, int(np.median([len(d.text.split()) for d in whole])))

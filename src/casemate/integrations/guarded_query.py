@@ -38,9 +38,20 @@ class ClientIdentity:
 
     @property
     def name(self) -> str:
-        """The client name that the guard uses."""
+        """The client name that the guard uses, and by which a document's ``readers`` list the client.
+
+        No two pairs of tenant and client have the same name: without a tenant, a name with a slash begins with one.
+
+        >>> ClientIdentity("ann").name, ClientIdentity("ann", "north").name
+        ('ann', 'north/ann')
+        >>> ClientIdentity("north/ann").name, ClientIdentity("ann", "north/east").name
+        ('/north/ann', 'north%2Feast/ann')
+        """
         client = self.client or ANONYMOUS
-        return f"{self.tenant}/{client}" if self.tenant else client
+        if not self.tenant:
+            return f"/{client}" if "/" in client else client
+        tenant = self.tenant.replace("%", "%25").replace("/", "%2F")
+        return f"{tenant}/{client}"
 
 
 ANONYMOUS_CLIENT = ClientIdentity()

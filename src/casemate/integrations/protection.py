@@ -52,7 +52,19 @@ from casemate.monitor.service import OWN, open_tenant_screening
 from casemate.protocols import Defense, Embedder, EventStore, Generator, Index, Progress
 from casemate.rag.pipeline import Rag, require_answerable
 from casemate.system import audience_policy, calibrate_guard
-from casemate.types import ACL, DEFAULT_TENANT, UNKNOWN, Document, Hit, Outcome, Prompt, Query, Retrieval, Vector
+from casemate.types import (
+    ACL,
+    DEFAULT_TENANT,
+    UNKNOWN,
+    Document,
+    Hit,
+    Outcome,
+    Prompt,
+    Query,
+    Retrieval,
+    Vector,
+    access_labels,
+)
 
 log = logging.getLogger("casemate.integrations")
 PROGRESS_S = 10.0  # seconds between two lines of progress
@@ -406,7 +418,7 @@ class Protection:
         finally:
             CURRENT_QUERY.reset(token)
         for row in asked.found.values():
-            if ACL in row.metadata:  # else no document is built
+            if access_labels(row.metadata) is not None:  # else no document is built
                 self._may_read(query, document_of(row))  # warns: a search leaves such a document out
         return [_row_of(asked.found.get(h.document.id), h) for h in found.hits]
 

@@ -106,7 +106,7 @@ def _without_escapes(front: str) -> str:
 
 def _refuse_ignored_restriction(front: str, found: Mapping[str, Any]) -> None:
     """Raises ``DataError`` if a front matter seems to restrict access by a key that was not found."""
-    read = {ACL, CLIENTS} & found.keys()
+    read = {key for key in found if str(key).lower() in (ACL, CLIENTS)}
     if named := next((one[1] for one in _RESTRICTION.finditer(_without_escapes(front)) if one[1] not in read), ""):
         raise DataError(
             f"its front matter has {named!r}, but not as a key of its own. Write a line such as {named.lower()}: [name]"

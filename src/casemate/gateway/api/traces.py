@@ -59,7 +59,7 @@ async def _decode_and_record(gateway: Gateway, body: bytes, kind: str, encoding:
 
 def _decode(gateway: Gateway, body: bytes, kind: str, encoding: str) -> TraceRequest:
     plain = otlp.decompress(body, encoding, int(gateway.section.max_body_mb * 1e6))
-    return (otlp.parse_protobuf if kind == PROTOBUF else otlp.parse_json)(plain, datetime.now(UTC))
+    return (otlp.parse_protobuf if kind == PROTOBUF else otlp.parse_json)(plain, datetime.now(UTC), len(body))
 
 
 async def _record(gateway: Gateway, found: TraceRequest, tenant: str) -> None:

@@ -111,12 +111,14 @@ class MemoryTools(GuardedTools):
                 raise ApiError(503, "The memory takes no further entries at the moment.", "memory_full")
 
     async def _forget(self, key: ApiKey) -> str:
-        """Deletes the client's entries; those in quarantine stay there for the reviewer."""
+        """Deletes the client's entries, even if a calibration gets stale; those in quarantine stay for the reviewer."""
         tenant = key.grant.tenant
         held = await asyncio.to_thread(self.gateway.app.index.digests, tenant)
         sources = [source for source in held if source.startswith(_prefix(key))]
         removed = await self.gateway.documents.remove(sources, tenant) if sources else 0
         self.gateway.record_ingest(key, "removed", len(sources), removed)
+        if sources and (why := await asyncio.to_thread(self.gateway.app.due, tenant)):
+            _log.warning("entries of the agent memory were deleted, and the guard cannot judge questions: %s", why)
         return f"Deleted {len(sources)} entries."
 
 

@@ -39,7 +39,7 @@ from casemate.maths import moments, stats
 from casemate.maths.calibration import Calibration
 from casemate.protocols import CalibratedDefense, Defense, Embedder, EventStore, Index
 from casemate.text.sentences import sentences
-from casemate.types import Action, Document, Hit, Outcome, Query, Retrieval, Vector, Verdict
+from casemate.types import Action, Document, Hit, Outcome, Query, Retrieval, Vector, Verdict, named_in
 
 CALIBRATED_SIGNIFICANCE, PUBLISHED_SIGNIFICANCE = 0.01, 0.05
 """Defaults of ``significance`` by kind of mode."""
@@ -125,11 +125,7 @@ class Mirabel(CalibratedDefense):
 
     def may_read(self, query: Query, document: Document) -> bool:
         """Whether the document's ``readers`` list the client, so that it is never withheld."""
-        named = document.metadata.get(self.readers)
-        if not named:  # the usual case, for every hit of every request
-            return False
-        clients = [named] if isinstance(named, str) else named if isinstance(named, Sequence) else ()
-        return query.client in clients
+        return query.client in (named_in(document.metadata, self.readers) or ())
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Removes all hits of the documents that the question is too close to."""

@@ -100,10 +100,7 @@ class Quarantine:
 
     def add(self, results: Sequence[ScreeningResult], tenant: str) -> QuarantinedSource:
         """Quarantines one source with all its chunks; if that fails, they are neither stored nor indexed."""
-        event = _held_event(results, tenant)
-        source = _from_event(event)  # first: what cannot be read again must not be stored
-        self._append(event)
-        return source
+        return self._hold(_screened_source(results, tenant))
 
     def update(self, documents: Sequence[Document], tenant: str) -> None:
         """Replaces the chunks of a source in quarantine that came again, if its metadata changed. Its content did not.
@@ -114,17 +111,14 @@ class Quarantine:
         known = self.all().get(key)
         if known is None or known.state != "held" or new == [_document_as_json(d) for d in known.documents]:
             return
-        now, body = datetime.now(UTC), {name: getattr(known, name) for name in ("key", "tenant", "source", "score")}
-        lists = {"reasons": list(known.reasons), "companions": list(known.companions), "documents": new}
-        event_id = f"{QUARANTINE_KIND}:held:{key}:{now.timestamp():.6f}"
-        self._append(Event(event_id, now, QUARANTINE_KIND, {"what": "held", **body, **lists}))
+        now = datetime.now(UTC)
+        self._hold(replace(known, documents=tuple(documents), at=now), f":{now.timestamp():.6f}")
 
     def record_observed(self, results: Sequence[ScreeningResult], tenant: str) -> QuarantinedSource:
         """Records a suspicious source without its text, and without quarantining it."""
-        event = _held_event(results, tenant)
-        body = {name: event.body[name] for name in ("key", "tenant", "source", "score", "reasons")}
-        self._append(Event(f"{SCREENING_KIND}:{body['key']}", event.at, SCREENING_KIND, body))
-        return _from_event(event)
+        found = _screened_source(results, tenant)
+        self._append(Event(f"{SCREENING_KIND}:{found.key}", found.at, SCREENING_KIND, _described(found)))
+        return found
 
     def approve(self, key: str) -> QuarantinedSource:
         """Allows a source without indexing it: the application that owns the store adds it again."""
@@ -150,6 +144,15 @@ class Quarantine:
                 await guard.remove([source.source], source.tenant)
         return replace(source, state="dropped")
 
+    def _hold(self, source: QuarantinedSource, suffix: str = "") -> QuarantinedSource:
+        """Stores a source as quarantined; ``suffix`` makes the event's id differ from that of the first storage."""
+        documents = [_document_as_json(d) for d in source.documents]
+        body = {"what": "held", **_described(source), "companions": list(source.companions), "documents": documents}
+        event = Event(f"{QUARANTINE_KIND}:held:{source.key}{suffix}", source.at, QUARANTINE_KIND, body)
+        found = _from_event(event)  # first: what cannot be read again must not be stored
+        self._append(event)
+        return found
+
     def _decide(self, source: QuarantinedSource, decision: QuarantineState) -> None:
         now = datetime.now(UTC)
         body = {"what": decision, "key": source.key, "tenant": source.tenant, "source": source.source}
@@ -174,20 +177,26 @@ def quarantine_key(documents: Sequence[Document], tenant: str) -> str:
     return hashlib.sha256(json.dumps([tenant, first.source, content]).encode()).hexdigest()[:32]
 
 
-def _held_event(results: Sequence[ScreeningResult], tenant: str) -> Event:
-    """The event that quarantines one source with all its chunks."""
-    documents = [r.document for r in results]
-    body = {
-        "what": "held",
-        "key": quarantine_key(documents, tenant),
-        "tenant": tenant,
-        "source": documents[0].source,
-        "score": max(r.score for r in results),
-        "reasons": list(dict.fromkeys(reason for r in results for reason in r.reasons)),
-        "companions": sorted({c for r in results for c in r.companions}),
-        "documents": [_document_as_json(d) for d in documents],
-    }
-    return Event(f"{QUARANTINE_KIND}:held:{body['key']}", datetime.now(UTC), QUARANTINE_KIND, body)
+def _screened_source(results: Sequence[ScreeningResult], tenant: str) -> QuarantinedSource:
+    """One source with all its chunks, from their screening."""
+    documents = tuple(r.document for r in results)
+    return QuarantinedSource(
+        key=quarantine_key(documents, tenant),
+        tenant=tenant,
+        source=documents[0].source,
+        state="held",
+        at=datetime.now(UTC),
+        score=max(r.score for r in results),
+        reasons=tuple(dict.fromkeys(reason for r in results for reason in r.reasons)),
+        companions=tuple(sorted({c for r in results for c in r.companions})),
+        documents=documents,
+    )
+
+
+def _described(source: QuarantinedSource) -> dict[str, Any]:
+    """The fields without text of a document, as JSON."""
+    fields = {name: getattr(source, name) for name in ("key", "tenant", "source", "score")}
+    return {**fields, "reasons": list(source.reasons)}
 
 
 def _document_as_json(document: Document) -> dict[str, Any]:

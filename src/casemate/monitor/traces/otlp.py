@@ -3,9 +3,9 @@
 The fields are those of ``opentelemetry/proto/trace/v1/trace.proto``; JSON is mapped as the OTLP specification says (ids
 in hexadecimal, 64-bit integers as strings). Unknown fields are skipped, as both encodings require.
 
-A sender may be hostile. So the protobuf encoding is read here, field by field, within ``MAX_FIELDS`` and ``MAX_DEPTH``:
-a general decoder turns 2 bytes into an object of a hundred. A JSON body that may have more values is refused before
-it is parsed. Time and memory are linear in the length of the body.
+A sender may be hostile. So the protobuf encoding is read here, field by field, within ``max_values`` and ``MAX_DEPTH``:
+a general decoder turns 2 bytes into an object of a hundred. A body whose JSON, that in texts included, may have more
+values is refused before it is parsed. Time and memory are linear in the length of the body as it was sent.
 
 Deviation: a message field that occurs twice is replaced, not merged. No encoder writes that.
 """
@@ -26,7 +26,10 @@ from casemate.monitor.traces.span_content import Span, SpanEvent
 MAX_SPANS = 10_000
 """Spans of one request."""
 MAX_FIELDS = 500_000
-"""Fields of one protobuf body; in JSON, occurrences of ``{``, ``[`` and ``,``, those in texts included."""
+"""Fields of one protobuf body, and occurrences of ``{``, ``[`` and ``,`` in one body, those in texts included."""
+MAX_FIELDS_SMALL, MAX_FIELDS_PER_BYTE = 20_000, 16
+"""The same for a small compressed body: a number, and more for each compressed byte. The random ids of spans do not
+compress, so a span of 200 fields has at least 20 bytes."""
 MAX_DEPTH = 16
 """Depth of nested values; deeper ones become None in JSON, and are an error in protobuf."""
 EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
@@ -94,24 +97,42 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
     return found
 
 
-def parse_protobuf(body: bytes, now: datetime) -> TraceRequest:
-    """Decodes an ``ExportTraceServiceRequest``; ``now`` judges whether times are usable.
+def max_values(sent: int) -> int:
+    """Largest number of values in a body of which ``sent`` bytes were sent, compressed or not."""
+    return min(MAX_FIELDS, MAX_FIELDS_SMALL + MAX_FIELDS_PER_BYTE * sent)
+
+
+def parse_protobuf(body: bytes, now: datetime, sent: int | None = None) -> TraceRequest:
+    """Decodes an ``ExportTraceServiceRequest``.
+
+    Args:
+        body: The decompressed body.
+        now: Judges whether times are usable.
+        sent: Length of the body before decompression, in bytes. None: it was not compressed.
 
     Raises:
         DataError: If it is damaged, or exceeds a limit.
     """
-    return spans_of(_Reader(body).read("request", 0, len(body), 0), now)
+    most = _require_few_values(body, sent)
+    return spans_of(_Reader(body, most).read("request", 0, len(body), 0), now)
 
 
-def parse_json(body: bytes, now: datetime) -> TraceRequest:
+def parse_json(body: bytes, now: datetime, sent: int | None = None) -> TraceRequest:
     """Decodes a body of type ``application/json``. See ``parse_protobuf``."""
-    if sum(map(body.count, (b"{", b"[", b","))) > MAX_FIELDS:
-        raise DataError(f"the JSON body has more than {MAX_FIELDS:,} values; send smaller batches")
+    _require_few_values(body, sent)
     try:
         request = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise DataError("the body is not valid JSON; send an OTLP trace request") from error
     return spans_of(request, now)
+
+
+def _require_few_values(body: bytes, sent: int | None) -> int:
+    """Returns the largest number of values; texts of attributes count, because JSON in them is parsed, too."""
+    most = max_values(len(body) if sent is None else sent)
+    if sum(map(body.count, (b"{", b"[", b","))) > most:
+        raise DataError(f"the body has more than {most:,} JSON values; send smaller batches")
+    return most
 
 
 def spans_of(request: Any, now: datetime) -> TraceRequest:
@@ -190,8 +211,8 @@ def _mappings(raw: Any) -> list[Mapping[str, Any]]:
 class _Reader:
     """Reads protobuf's wire format into the JSON mapping. Only the fields in ``_MESSAGES`` are read."""
 
-    def __init__(self, body: bytes) -> None:
-        self._body, self._left = body, MAX_FIELDS
+    def __init__(self, body: bytes, most: int) -> None:
+        self._body, self._most, self._left = body, most, most
 
     def read(self, message: str, at: int, end: int, depth: int) -> dict[str, Any]:
         """Reads the message between two positions."""
@@ -201,7 +222,7 @@ class _Reader:
         while at < end:
             self._left -= 1
             if self._left < 0:
-                raise DataError(f"the protobuf body has more than {MAX_FIELDS:,} fields; send smaller batches")
+                raise DataError(f"the protobuf body has more than {self._most:,} fields; send smaller batches")
             tag, at = self._varint(at, end)
             number, wire = tag >> 3, tag & 7
             raw, start, at = self._field(wire, at, end)

@@ -14,7 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -45,7 +45,7 @@ from casemate.redteam.campaigns.pipeline import (
 )
 from casemate.redteam.campaigns.workers import TargetFactory, WorkerSpec, calibration_files, read_files, run_on_cluster
 from casemate.redteam.lab import datasets
-from casemate.redteam.lab.benign import benign_questions, measure_unentitled, measure_utility, replay_benign_sessions
+from casemate.redteam.lab.benign import benign_questions, measure_utility, replay_benign_sessions
 from casemate.redteam.lab.caching import CachedGenerator
 from casemate.redteam.lab.capabilities import OWN_SYSTEM
 from casemate.redteam.lab.datasets import IndexedSource, Split
@@ -316,10 +316,9 @@ class OwnMembershipCampaign(OwnCampaign):
         source, questions = benign_questions(self.benign, experiment.split.members, BENIGN_QUESTIONS, rng)
         queries = [Query(text, f"benign-{i}", plan.tenant, plan.k) for i, text in enumerate(questions)]
         restricted = self.app.guard.audience.unentitled != "full"
-        with steps("asking benign questions", len(queries) * (1 + restricted)) as count:
-            utility = await measure_utility(systems.rag, systems.guard(), queries, source, count)
-            lost = await measure_unentitled(systems.rag, systems.guard(), queries, count) if restricted else None
-            return replace(utility, unentitled_lost=lost)
+        unentitled = systems.guard() if restricted else None
+        with steps("asking benign questions", len(queries)) as count:
+            return await measure_utility(systems.rag, systems.guard(), queries, source, count, unentitled)
 
     async def _audit_worlds(self, systems: TargetFactory, experiment: Experiment, steps: Steps) -> TwoWorldFindings:
         sessions, index = experiment.member_sessions(ON), systems.rag.index

@@ -10,7 +10,6 @@ import numpy as np
 
 from casemate.errors import DataError, QueryError
 from casemate.maths import stats
-from casemate.maths.stats import Estimate
 from casemate.protocols import Progress, Target
 from casemate.redteam.lab.black_box import TargetSession
 from casemate.redteam.lab.extraction_experiment import CrawlPlan
@@ -40,55 +39,49 @@ async def measure_utility(
     queries: Sequence[Query],
     source: str,
     progress: Progress = lambda count: None,
+    unentitled: Target | None = None,
 ) -> Utility:
     """Asks every question without the guard, then with it, and compares. Invalid questions are skipped.
 
     A sampling model answers the same context differently each time. Its replies must come through a `CachedGenerator`
-    in both targets, or chance counts as the guard's effect.
+    in all targets, or chance counts as the guard's effect.
+
+    Args:
+        bare: The system without the guard. Each question is asked once.
+        guarded: The system with the guard.
+        queries: The questions.
+        source: Their origin, for the report.
+        progress: Called with the number of questions just asked.
+        unentitled: The system with a second guard, asked as a client without groups. The answers of such a client have
+            other words under ``guard.audience``, so only lost ones are counted. None: not measured.
 
     Raises:
         DataError: If no question can be answered.
         BackendError: If a target fails.
     """
-    found = await _ask_both(bare, guarded, queries, progress)
-    if not found:
-        raise DataError("no benign question could be answered; give others, or none to use synthetic ones")
-    after = [Exchange.from_answer("", answer) for _, answer in found]
-    flagged = sum(exchange.withheld for exchange in after)
-    changed = sum(unguarded.reply != answer.reply for unguarded, answer in found)
-    count, failed = len(found), sum(exchange.failed for exchange in after)
-    return Utility(source, count, stats.proportion(flagged, count), stats.proportion(changed, count), failed)
 
-
-async def measure_unentitled(
-    bare: Target, guarded: Target, queries: Sequence[Query], progress: Progress = lambda count: None
-) -> Estimate | None:
-    """Share of the bare system's answers that a client without groups loses, in [0, 1]. None: it has no answer.
-
-    The answers of such a client have other words under ``guard.audience``, so only lost ones are counted.
-
-    Raises:
-        BackendError: If a target fails.
-    """
-    found = await _ask_both(bare, guarded, [replace(query, groups=frozenset()) for query in queries], progress)
-    lost = _lost_answers((before.text, after.text) for before, after in found)
-    return stats.proportion(sum(lost), len(lost)) if lost else None
-
-
-async def _ask_both(
-    bare: Target, guarded: Target, queries: Sequence[Query], progress: Progress
-) -> list[tuple[Answer, Answer]]:
-    """The answers of both targets to the valid questions."""
-
-    async def ask(query: Query) -> tuple[Answer, Answer] | None:
+    async def ask(query: Query) -> tuple[Answer, Answer, Answer | None] | None:
         try:
-            return await bare.ask(query), await guarded.ask(query)
+            before, after = await bare.ask(query), await guarded.ask(query)
+            return before, after, await unentitled.ask(replace(query, groups=frozenset())) if unentitled else None
         except QueryError:
             return None
         finally:
             progress(1)
 
-    return [both for both in await map_concurrently(ask, queries, AT_ONCE) if both is not None]
+    found = [answers for answers in await map_concurrently(ask, queries, AT_ONCE) if answers is not None]
+    if not found:
+        raise DataError("no benign question could be answered; give others, or none to use synthetic ones")
+    exchanges = [Exchange.from_answer("", after) for _, after, _ in found]
+    lost = _lost_answers((before.text, other.text) for before, _, other in found if other is not None)
+    return Utility(
+        source,
+        questions=len(found),
+        flagged=stats.proportion(sum(exchange.withheld for exchange in exchanges), len(found)),
+        answer_changed=stats.proportion(sum(before.reply != after.reply for before, after, _ in found), len(found)),
+        failed=sum(exchange.failed for exchange in exchanges),
+        unentitled_lost=stats.proportion(sum(lost), len(lost)) if lost else None,
+    )
 
 
 def measure_lost_answers(source: str, bare: Sequence[str], guarded: Sequence[str]) -> Utility | None:
