@@ -29,7 +29,8 @@ from typing import Any
 
 _USER = re.compile(r"(?<=://)(?!user:password@)[^\s'\"]*@")
 """User and password of a URL, to the last ``@``; not those of the form that a message gives as an example."""
-_SECRET_NAME = re.compile("key|token|secret|password", re.I)
+_SECRET_NAME = re.compile(r"(key|secret|password|passwd)s?(\.\d+)*$|token(\.\d+)*$", re.I)
+"""Names of options with secrets: ``api_key``, not ``keywords`` or ``max_tokens``."""
 
 
 class CasemateError(Exception):
@@ -134,7 +135,7 @@ def require_range(owner: str, options: object, names: str, **limits: float) -> N
 def shown_value(name: str, value: object) -> str:
     """The ``repr`` of a configured value, for an error, without what the name or a URL in it shows to be secret.
 
-    >>> shown_value("threads", "two"), shown_value("api_key", "s3cret"), shown_value("reader", [{"api_key": "s3cret"}])
+    >>> shown_value("max_tokens", "two"), shown_value("api_key", "s3cret"), shown_value("reader", [{"api_key": "x"}])
     ("'two'", '***', "[{'api_key': ***}]")
     >>> shown_value("timeout_s", "https://ann:s3 'c@ret@host/x")
     "'https://***@host/x'"
