@@ -72,7 +72,9 @@ def _texts(name: str) -> dict[str, Any]:
     for use, same_record in (("counting", False), ("hiding", True)):
         missed = sum(not is_edited_copy(words[i], copy, same_record=same_record) for i, copy in enumerate(copies))
         pairs = [
-            (i, j) for i, j in combinations(range(len(words)), 2) if is_edited_copy(words[i], words[j], same_record=same_record)
+            (i, j)
+            for i, j in combinations(range(len(words)), 2)
+            if is_edited_copy(words[i], words[j], same_record=same_record)
         ]
         merged = len({i for pair in pairs for i in pair})
         found[use] = {
