@@ -539,7 +539,7 @@ class TestPages:
             page = browser.get("/alerts").text
         card = page[page.index('id="open"') :]
         assert 'href="/dashboard/quarantine"' in card and "Quarantined" in card
-        assert "honey" not in card and "in the answers" not in card and ">Canaries<" not in card
+        assert "honeytoken" not in card and "in the answers" not in card and ">Canaries<" not in card
 
     def test_a_verdict_shows_reasons_and_withheld_chunks(self, tmp_path):
         with logged_in(make(tmp_path), verdict(1, flagged=True)) as browser:
