@@ -82,5 +82,5 @@ def test_a_watch_process_notifies_and_an_operator_closes_the_alert(system):
         assert process.wait(60) == 0
     mine = [a for a in run("canary", "alerts", "--json")[1] if a["canaries"] == ["mallory"]]
     assert len(mine) == 1
-    run("canary", "alerts", "--close", mine[0]["id"], "--why", "the tokens are rotated", "--by", "ann")
+    run("canary", "alerts", "--close", mine[0]["id"], "--reason", "the tokens are rotated", "--by", "ann")
     assert not [a for a in run("canary", "alerts", "--json")[1] if a["canaries"] == ["mallory"]]

@@ -89,7 +89,7 @@ def test_honeytoken_records_are_planted_retrieved_reported_rotated_and_removed(r
         assert notice["details"]["kind"] == "honeytoken_crawl"
         assert not any(text in json.dumps(receiver.bodies) for text in first.values())  # no text of a record
         (alert,) = run("canary", "alerts", "--json")[1]
-        assert run("canary", "alerts", "--close", alert["id"], "--why", "the key was revoked")[0] == 0
+        assert run("canary", "alerts", "--close", alert["id"], "--reason", "the key was revoked")[0] == 0
 
         code, rotated = run("canary", "rotate", "--json")
         assert code == 0 and rotated["planted"]["generation"] == 2
