@@ -50,7 +50,7 @@ bench: $(VENV)/.dev  ## results go to benchmarks/results
 	$(BIN)/python -m benchmarks.first_run
 	$(BIN)/python -m benchmarks.reindex
 	$(BIN)/python -m benchmarks.recorded
-	$(BIN)/python -m benchmarks.honey
+	$(BIN)/python -m benchmarks.honeytoken
 	$(BIN)/python -m benchmarks.poison
 	$(BIN)/python -m benchmarks.gateway
 	$(BIN)/python -m benchmarks.response_timing

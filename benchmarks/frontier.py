@@ -128,7 +128,7 @@ async def _corpus(
             shelf = folder / f"{name}, {label}".replace(" ", "-")
             ReindexRegistry(shelf, "default").write(version)
             defense = Reindex(mode=version.mode, folder=shelf, embedder=collection.embedder, index=collection.index)
-            facts = {"strength": version.strength, "accepted": learnt.accepted, "why": learnt.why}
+            facts = {"strength": version.strength, "accepted": learnt.accepted, "reason": learnt.reason}
             if learnt.adapter:
                 facts |= {n: learnt.report[n] for n in ("silhouette", "step", "steps", "megabytes")}
             await add(f"{name}, {label}", [defense], **facts)

@@ -33,7 +33,7 @@ from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.guard.guard import Guard
-from casemate.guard.watermarks.honeytoken_keys import HoneyRecord, HoneytokenKey, HoneytokenKeyFile
+from casemate.guard.watermarks.honeytoken_keys import HoneytokenKey, HoneytokenKeyFile, HoneytokenRecord
 from casemate.monitor.honeytokens.ownership import ownership_questions, ownership_test
 from casemate.monitor.honeytokens.planting import PlantingSettings, find_records, plant_records
 from casemate.protocols import Embedder, Generator
@@ -125,7 +125,7 @@ async def _suspect(
     embedder: Embedder,
     reader: Generator,
     key: HoneytokenKey,
-    records: Sequence[HoneyRecord],
+    records: Sequence[HoneytokenRecord],
 ) -> dict[str, float]:
     with closing(_index(file, embedder)) as index:
         suspect = Guard(Rag(embedder, index, reader), [])

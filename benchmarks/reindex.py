@@ -63,7 +63,8 @@ def main() -> None:
             start = time.process_time()
             learnt = fit(index, embedder, settings)
             cpu = time.process_time() - start
-            results[name] = {"accepted": learnt.accepted, "why": learnt.why, "strength": learnt.strength, "cpu_s": cpu}
+            facts = {"accepted": learnt.accepted, "reason": learnt.reason, "strength": learnt.strength}
+            results[name] = facts | {"cpu_s": cpu}
             results[name] |= {"topics": learnt.report["topics"], "noise": learnt.report["noise"]}
             results[name]["bounded"] = bench.figures(learnt)
             results[name]["full"] = bench.figures(replace(learnt, strength=1.0))

@@ -351,7 +351,7 @@ def _verdicts(events: Sequence[Event], costs: Mapping[str, float]) -> Iterator[F
         if not bodies:
             continue
         flags = [body for body in bodies if body.get("flagged")]
-        first = sum(body.get("evidence", {}).get("why") != ["before"] for body in flags)
+        first = sum(body.get("evidence", {}).get("reasons") != ["before"] for body in flags)
         low, high = clopper_pearson(len(flags), len(bodies))
         new = f", {first} of them new, the others repeat an earlier decision" if first < len(flags) else ""
         share = f"{len(flags) / len(bodies):.2f} [{low:.2f}, {high:.2f}]{new}"

@@ -15,7 +15,7 @@ from casemate import plugins
 from casemate.errors import DataError
 from casemate.guard.calibration import file as calibration
 from casemate.guard.calibration.closeness import FEATURES
-from casemate.guard.defenses.honeytoken import HoneyToken
+from casemate.guard.defenses.honeytoken import Honeytoken
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.defenses.personal_data import MaskPersonalData
 from casemate.guard.defenses.quorum import Quorum
@@ -60,7 +60,7 @@ def reindex(tmp_path):
 @pytest.fixture
 def honeytoken(tmp_path):
     """With its own key."""
-    return HoneyToken(keys=tmp_path / "honey.json")
+    return Honeytoken(keys=tmp_path / "honeytokens.json")
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def test_an_index_change_during_a_crawl_is_an_error_and_discards_its_results(pla
     assert first.returncode == 2
     found = check(place, "The index did not change during the campaign", "crawl")
     assert (found["status"], found["value"]) == ("error", 3.0)
-    assert "are discarded" in found["why"]
+    assert "are discarded" in found["reason"]
     write(place)
     assert casemate(place, "index", "--no-calibrate", "--missing", "remove")[0] == 0
     code, out, _ = casemate(place, "redteam", "crawl", "--json")
@@ -159,10 +159,10 @@ def test_a_defense_failure_on_benign_questions_is_an_error_with_the_count(tmp_pa
     found = check(tmp_path, "No defense failed")
     asked = report(tmp_path)["utility"]["questions"]
     assert (found["status"], found["value"]) == ("error", asked)
-    assert f"A defense failed in {asked} questions (benign questions: {asked})" in found["why"]
+    assert f"A defense failed in {asked} questions (benign questions: {asked})" in found["reason"]
     assert casemate(tmp_path, "redteam", "crawl")[0] == 2
     found = check(tmp_path, "No defense failed", "crawl")
-    assert found["status"] == "error" and "benign sessions: " in found["why"]
+    assert found["status"] == "error" and "benign sessions: " in found["reason"]
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_drift_of_canaries_alerts_once(place):
     assert "refusals" in alerts[0]["title"] and alerts[0]["changed"] == ["fees.md"]
     again = CliRunner().invoke(cli, ["canary", "drift", "--reference", "6", "--alert"])
     assert "opened no alert" in again.output
-    run("canary", "alerts", "--close", alerts[0]["id"], "--why", "another model")
+    run("canary", "alerts", "--close", alerts[0]["id"], "--reason", "another model")
     assert run("canary", "drift", "--reference", "6", "--alert")[0] == 1
     assert run("canary", "alerts", "--json") == (0, [])  # the same drift raises no second alert
 

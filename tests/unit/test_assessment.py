@@ -113,7 +113,7 @@ def test_assessment_holds_out_documents_and_measures_with_and_without_the_guard(
     membership, extraction, poisoning = assessment_report.headlines(found)
     assert membership.off.value > 0.9 > membership.on.value
     assert f"{found.sample.chunks:,} chunks" in extraction.cases
-    assert "at least 500 chunks" in poisoning.why
+    assert "at least 500 chunks" in poisoning.reason
     assert poisoning.on is None
     page = assessment_report.render_assessment(found)
     assert "simulated reader" in page.lower()
@@ -151,7 +151,7 @@ def test_too_few_documents_give_a_reason_instead_of_a_figure(tmp_path):
     assert (found.sample.indexed, found.sample.held_out, found.membership) == (5, 0, None)
     membership_headline = assessment_report.headlines(found)[0]
     assert (membership_headline.off, membership_headline.on) == (None, None)
-    assert "at least 10 of each" in membership_headline.why
+    assert "at least 10 of each" in membership_headline.reason
     page = assessment_report.render_assessment(found)
     assert "could not be calibrated" in page
     assert "crawl_limit, questions" not in page  # there is no casemate.yaml for the setting

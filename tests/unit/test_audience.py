@@ -24,7 +24,7 @@ from casemate.errors import ConfigError
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.gateway.mcp.found_documents import judge_found
 from casemate.guard.audience import IGNORED, AudiencePolicy, EntitlementRule, ReleasedDocument
-from casemate.guard.defenses.honeytoken import HoneyToken
+from casemate.guard.defenses.honeytoken import Honeytoken
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.defenses.quorum import Quorum
 from casemate.guard.guard import Guard
@@ -358,13 +358,13 @@ def test_judging_the_question_of_a_turn_uses_no_single_unit_answer(rag):
 
 
 def test_a_defense_after_quorum_that_removes_hits_charges_the_budget_once(rag, tmp_path):
-    store, honey = Memory(), HoneyToken(keys=tmp_path / "honey.json", serve_honey=False)
-    key = HoneytokenKeyFile(honey.keys).load_or_create()
+    store, honeytoken = Memory(), Honeytoken(keys=tmp_path / "honeytokens.json", serve_honeytokens=False)
+    key = HoneytokenKeyFile(honeytoken.keys).load_or_create()
     record = Document("h0", "The harbor bridge: when did it open?", metadata={"department": "press"})
     notes = [replace(d, text=f"zebra {d.id}") for d in collection(0, 200)]  # below the floor
     asyncio.run(Guard(rag, []).add([key.seal(record, "default", 1, 0), *notes]))
     quorum = Quorum(support=9, jitter=1, floor=0.1, break_glass=5, store=store)
-    documents = context(guard_of(rag, defenses=[quorum, honey]), client_query(k=3))
+    documents = context(guard_of(rag, defenses=[quorum, honeytoken]), client_query(k=3))
     assert single_unit_answers(store) == 1
     assert len(documents) == 2 and "h0" not in [d.id for d in documents]
     assert isinstance(documents[-1], ReleasedDocument)

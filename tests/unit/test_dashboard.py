@@ -71,7 +71,7 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 SHOWN = [path for path in PAGES if "{" not in path and not path.endswith(("result", "report", "remove"))]
 
 
-FLAGGED = {"form": "calibrated", "target": "", "why": ["closeness"], "withheld": ["d3"], "p": 0.004}
+FLAGGED = {"form": "calibrated", "target": "", "reasons": ["closeness"], "withheld": ["d3"], "p": 0.004}
 
 
 DOTS = re.compile(r'class="dots [a-z]+" d="([^"]*)"')
@@ -359,7 +359,7 @@ class TestPages:
             [ScreeningResult(replace(bad, source="q" + HOSTILE), 3.0, 2.0, (HOSTILE,))], "default"
         )
         write_report(replace(campaign(), id=HOSTILE, simulated=(HOSTILE,)), tmp_path / ".casemate/redteam")
-        evidence = {HOSTILE: HOSTILE, "why": [HOSTILE], "withheld": [HOSTILE]}
+        evidence = {HOSTILE: HOSTILE, "reasons": [HOSTILE], "withheld": [HOSTILE]}
         events = (
             verdict(1, True, client=HOSTILE, defense=HOSTILE, hidden=[HOSTILE], evidence=evidence, request=HOSTILE),
             alert(title=HOSTILE, canaries=(HOSTILE,), changes=(HOSTILE,), documents=(HOSTILE,), advice=(HOSTILE,)),
@@ -539,7 +539,7 @@ class TestPages:
             page = browser.get("/alerts").text
         card = page[page.index('id="open"') :]
         assert 'href="/dashboard/quarantine"' in card and "Quarantined" in card
-        assert "honey" not in card and "in the answers" not in card and ">Canaries<" not in card
+        assert "honeytoken" not in card and "in the answers" not in card and ">Canaries<" not in card
 
     def test_a_verdict_shows_reasons_and_withheld_chunks(self, tmp_path):
         with logged_in(make(tmp_path), verdict(1, flagged=True)) as browser:
@@ -555,13 +555,13 @@ class TestPages:
         assert "no score" in listed and "0.00, threshold" not in listed and "score 0" not in text.lower()
 
     def test_overview_shows_only_scores_of_new_decisions(self, tmp_path):
-        again = verdict(2, flagged=True, score=1.0, evidence={"why": ["before"], "withheld": ["d3"]})
+        again = verdict(2, flagged=True, score=1.0, evidence={"reasons": ["before"], "withheld": ["d3"]})
         with logged_in(make(tmp_path), verdict(1, flagged=True), again) as browser:
             page = browser.get("/").text
         assert "score 3.00, threshold 2.00" in page and "score 1.00" not in page
 
     def test_requests_that_repeat_an_earlier_decision_are_counted_separately_on_all_pages(self, tmp_path):
-        repeated = {"score": 1.0, "evidence": {"why": ["before"], "withheld": ["d3"]}}
+        repeated = {"score": 1.0, "evidence": {"reasons": ["before"], "withheld": ["d3"]}}
         again = [verdict(i, flagged=True, **repeated) for i in (2, 3)]
         app = make(tmp_path, defenses=[Mirabel(mode="paper")])
         with logged_in(app, verdict(0), verdict(1, flagged=True), *again) as browser:

@@ -157,7 +157,7 @@ class TestDefense:
         with pytest.raises(DataError, match="no active version for tenant 'default'.*run 'casemate reindex'"):
             setting.rerank(before)
         ReindexRegistry(tmp_path / "elsewhere", "default").write(
-            replace(setting.reindexing, accepted=False, why="it costs too much")
+            replace(setting.reindexing, accepted=False, reason="it costs too much")
         )
         with pytest.raises(DataError, match="it costs too much"):
             asyncio.run(

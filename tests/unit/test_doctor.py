@@ -124,7 +124,7 @@ def test_many_flagged_questions_are_a_note(folder):
         for number in range(20):
             flags = {"mirabel": number % 2 == 0, "crawl_limit": False, "similarity_floor": number == 0}
             for defense, flagged in flags.items():
-                why = {"why": ["before"]} if defense == "mirabel" and number > 9 else {}
+                why = {"reasons": ["before"]} if defense == "mirabel" and number > 9 else {}
                 body = {"defense": defense, "flagged": flagged, "client": "ann", "evidence": why}
                 app.store.append(Event(f"{defense}-{number}", datetime.now(UTC), "verdict", body))
     found = details(folder)

@@ -71,14 +71,14 @@ class TestPreview:
         assert [(e.request, e.hidden) for e in mirabel.examples] == [("r2", ("d3", "d4")), ("r4", ("d9",))]
 
     def test_decisions_that_only_repeat_an_earlier_one_are_counted_separately(self):
-        before = {"hidden": ("d3",), "evidence": {"why": ["before"]}}
+        before = {"hidden": ("d3",), "evidence": {"reasons": ["before"]}}
         found = preview(
-            verdict(1, hidden=("d3",), evidence={"why": ["closeness"]}),
+            verdict(1, hidden=("d3",), evidence={"reasons": ["closeness"]}),
             verdict(2, **before),
             verdict(3, **before),
             verdict(3, "crawl_limit", hidden=("d5",)),  # a new decision about the same question
-            verdict(4, hidden=("d3", "d4"), evidence={"why": ["before", "closeness"]}),
-            verdict(5, evidence={"why": []}),
+            verdict(4, hidden=("d3", "d4"), evidence={"reasons": ["before", "closeness"]}),
+            verdict(5, evidence={"reasons": []}),
         )
         assert (found.affected, found.repeated) == (4, 1)
         assert {name: (d.affected, d.repeated) for name, d in found.defenses.items()} == {
@@ -277,7 +277,7 @@ class TestCommand:
         assert isinstance(done.exception, ConfigError) and "note:" not in done.stderr
 
     def test_number_of_repeated_decisions_is_shown(self, working_folder):
-        before = {"hidden": ("d3",), "evidence": {"why": ["before"]}}
+        before = {"hidden": ("d3",), "evidence": {"reasons": ["before"]}}
         record(verdict(1, hidden=("d3",)), *(verdict(number, **before) for number in (2, 3)))
         shown = run("--dry-run").stdout
         assert "; 2 of them only repeat an earlier decision about the same client and documents" in shown

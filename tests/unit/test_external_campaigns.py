@@ -91,7 +91,7 @@ def crawl(config):
 
 
 def reasons(campaign, status):
-    return {check.name: check.why for check in campaign.checks if check.status is status}
+    return {check.name: check.reason for check in campaign.checks if check.status is status}
 
 
 def http(fake, **more):
@@ -192,7 +192,7 @@ class TestVerdicts:
         found = run(settings(owner_folder, tmp_path, "guarded", provided={"members": "known/in"}))
         assert found.status is CheckStatus.INCONCLUSIVE
         (only,) = found.checks
-        assert "redteam.provided.nonmembers is not set" in only.why
+        assert "redteam.provided.nonmembers is not set" in only.reason
         assert external_system.asked == []
         page = write_report(found, tmp_path / "report")["html"].read_text()
         assert page.count("redteam.provided.nonmembers is not set") == 1
@@ -201,7 +201,7 @@ class TestVerdicts:
         few = tmp_path / "few.jsonl"
         few.write_text("\n".join(json.dumps({"_id": str(i), "text": f"Note {i}."}) for i in range(5)))
         found = run(settings(owner_folder, tmp_path, "guarded", provided=PROVIDED | {"members": str(few)}))
-        assert found.status is CheckStatus.INCONCLUSIVE and "at least 10" in found.checks[0].why
+        assert found.status is CheckStatus.INCONCLUSIVE and "at least 10" in found.checks[0].reason
 
     def test_meaningless_answers_are_inconclusive(self, owner_folder, tmp_path):
         found = run(
@@ -397,7 +397,7 @@ class TestCrawls:
         assert found.crawls == ()
         side = found.extracted["composite"]["on"]
         assert side.questions == 12 and side.words > 100
-        assert "redteam.provided.corpus" in found.checks[0].why
+        assert "redteam.provided.corpus" in found.checks[0].reason
         page = write_report(found, tmp_path / "report", stem="crawl")["html"].read_text()
         assert f"{side.words:,} words" in page
 

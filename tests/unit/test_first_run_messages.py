@@ -90,7 +90,15 @@ def test_a_missing_question_file_is_named_once():
 
 
 EVIDENCE = {
-    "mirabel": {"target": "n/1.md", "form": "calibrated", "flagged": [], "withheld": [], "why": [], "p": 0.25, "n": 90},
+    "mirabel": {
+        "target": "n/1.md",
+        "form": "calibrated",
+        "flagged": [],
+        "withheld": [],
+        "reasons": [],
+        "p": 0.25,
+        "n": 90,
+    },
     "crawl_limit": {"level": "suspected", "grade": "full", "quotes": 12.5, "echoes": 1.0, "chunks": 40},
     "honeytoken": {"flagged": ["h1"], "different": 3, "crawler": True},
     "canary_token": {"marked": ["d1", "d2"], "oracle": "", "ended": "done", "leaked": "d1", "form": "", "errors": 0},
@@ -153,7 +161,7 @@ def test_a_canary_that_passed_after_a_repetition_is_named():
 
 
 def lines(why, flagged=True, hidden=("d3",), enforced=True, threshold=13.7, **evidence):
-    found = {**EVIDENCE["mirabel"], "why": why, **evidence}
+    found = {**EVIDENCE["mirabel"], "reasons": why, **evidence}
     action = Action.HIDE if hidden else Action.NONE
     return verdict_lines(Verdict("mirabel", flagged, action, 11.5, threshold, hidden, found, enforced))
 
@@ -238,7 +246,7 @@ def test_note_lists_the_sources_that_are_or_would_be_withheld(enforced, hidden, 
 
 
 def test_empty_evidence_is_omitted():
-    assert evidence_items({"why": [], "target": "", "came_in": 0, "p": 0.25}) == [("came in", "0"), ("p", "0.25")]
+    assert evidence_items({"reasons": [], "target": "", "came_in": 0, "p": 0.25}) == [("came in", "0"), ("p", "0.25")]
 
 
 def test_each_withheld_source_is_shown_with_its_score():

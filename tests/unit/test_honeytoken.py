@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.errors import ConfigError
-from casemate.guard.defenses.honeytoken import HoneyToken
+from casemate.guard.defenses.honeytoken import Honeytoken
 from casemate.guard.watermarks.detection import MAX_HELD, SEARCH_INTERVAL
 from casemate.guard.watermarks.honeytoken_keys import FORMS, HoneytokenKeyFile, format_credential
 from casemate.protocols import Generator
@@ -37,7 +37,7 @@ class ScriptedGenerator(Piecewise):
 
 @pytest.fixture
 def make(tmp_path):
-    with guards(tmp_path, lambda **options: HoneyToken(**{"keys": tmp_path / "honey.json"} | options)) as guard:
+    with guards(tmp_path, lambda **options: Honeytoken(**{"keys": tmp_path / "honeytokens.json"} | options)) as guard:
         yield guard
 
 
@@ -46,7 +46,7 @@ def bodies(store):
 
 
 def planted_credential(tmp_path, form="api_key", generation=None):
-    key = HoneytokenKeyFile(tmp_path / "honey.json").load_or_create()
+    key = HoneytokenKeyFile(tmp_path / "honeytokens.json").load_or_create()
     return format_credential(form, key.prompt_token(form, generation or key.generation), "example.net")
 
 
@@ -73,7 +73,7 @@ class TestPrompt:
         guard, store = make(scripted := ScriptedGenerator())
         asyncio.run(guard.ask(Query("amber heron")))
         old = planted_credential(tmp_path)
-        HoneytokenKeyFile(tmp_path / "honey.json").rotate()
+        HoneytokenKeyFile(tmp_path / "honeytokens.json").rotate()
         asyncio.run(guard.ask(Query("amber heron")))
         assert old in scripted.prompts[0].instructions and old not in scripted.prompts[1].instructions
         assert planted_credential(tmp_path) in scripted.prompts[1].instructions
@@ -88,7 +88,7 @@ class TestPrompt:
 
     def test_key_file_damaged_later_does_not_stop_detection(self, make, tmp_path, caplog):
         guard, store = make(scripted := ScriptedGenerator(lambda p: p.instructions))
-        (tmp_path / "honey.json").write_text("garbage")
+        (tmp_path / "honeytokens.json").write_text("garbage")
         generator = guard.generator
         assert asyncio.run(join_stream(generator.stream(Prompt("q", (), "Be kind.")))).startswith("Be kind")
         assert bodies(store)[0]["score"] == 1.0
@@ -143,7 +143,7 @@ def test_no_part_of_a_token_is_sent_in_any_disguise(make, tmp_path, form, disgui
         (body,) = bodies(store)
         assert (body["flagged"], body["action"], body["evidence"]["form"]) == (True, Action.WITHHOLD, form)
         letters = "".join(c for c in out.lower() if c.isalpha())
-        mark = HoneytokenKeyFile(tmp_path / "honey.json").load_or_create().prompt_token(form, 1).split()
+        mark = HoneytokenKeyFile(tmp_path / "honeytokens.json").load_or_create().prompt_token(form, 1).split()
         assert not any(word in letters or word[::-1] in letters for word in mark)
         whole = planted_credential(tmp_path, form)
         around = len(whole) - len("".join(mark))  # letters of the credential format, which may be sent
@@ -155,7 +155,7 @@ def test_no_part_of_a_token_is_sent_in_any_disguise(make, tmp_path, form, disgui
 @given(st.lists(st.integers(0, 200), max_size=12), st.sampled_from(["as it is", "base64", "hex", "reversed", "spaced"]))
 def test_no_token_is_sent_for_any_split_of_the_stream(tmp_path_factory, cuts, disguise):
     folder = tmp_path_factory.mktemp("cut")
-    defense = HoneyToken(keys=folder / "honey.json", store=Memory())
+    defense = Honeytoken(keys=folder / "honeytokens.json", store=Memory())
     text = BEFORE + DISGUISES[disguise](planted_credential(folder)) + AFTER
     boundaries = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
 
@@ -200,7 +200,7 @@ class TestAnswerWithToken:
     def test_is_written_to_a_store_within_a_second(self, tmp_path):
         """Detection delay: from the last letter of the model until the event is in the store."""
         with contextlib.closing(SqlEventStore(path=tmp_path / "events.db")) as store:
-            defense = HoneyToken(keys=tmp_path / "honey.json", store=store)
+            defense = Honeytoken(keys=tmp_path / "honeytokens.json", store=store)
             last = []
 
             def answer(prompt):
@@ -210,7 +210,7 @@ class TestAnswerWithToken:
             generator = defense.on_generate(ScriptedGenerator(answer, size=10_000))
             asyncio.run(join_stream(generator.stream(Prompt("q", (), "Answer."))))
             assert [e.body["flagged"] for e in store.scan("verdict")] == [True]
-            assert time.perf_counter() - last[0] < 10  # benchmarks/honey.py measures the delay
+            assert time.perf_counter() - last[0] < 10  # benchmarks/honeytoken.py measures the delay
 
 
 class TestLegitimateAnswer:
@@ -224,7 +224,7 @@ class TestLegitimateAnswer:
     @settings(max_examples=100)
     @given(st.text(max_size=400) | st.text("ab \\ux0%&#;160=", max_size=300))
     def test_is_unchanged_for_any_text(self, tmp_path_factory, text):
-        defense = HoneyToken(keys=tmp_path_factory.getbasetemp() / "honey.json", formats=FORMS)
+        defense = Honeytoken(keys=tmp_path_factory.getbasetemp() / "honeytokens.json", formats=FORMS)
         assert (
             asyncio.run(
                 join_stream(defense.on_generate(ScriptedGenerator(lambda p: text)).stream(Prompt("q", (), "A.")))
@@ -283,7 +283,7 @@ class TestRecords:
         return asyncio.run(defense.on_retrieve(Query("q", client=client, k=k, **fields), retrieval(key, records)))
 
     def test_three_distinct_records_flag_a_crawler(self, tmp_path):
-        defense = HoneyToken(keys=tmp_path / "honey.json")
+        defense = Honeytoken(keys=tmp_path / "honeytokens.json")
         for records, flagged in (([0], False), ([0], False), ([1], False), ([0, 1], False), ([2], True), ([0], True)):
             value, verdict, _ = self.asked(defense, records)
             assert verdict.flagged == flagged and verdict.action is Action.NONE
@@ -292,28 +292,28 @@ class TestRecords:
         assert not self.asked(defense, [0], client="another").verdict.flagged
 
     def test_only_records_in_the_context_count(self, tmp_path):
-        defense = HoneyToken(keys=tmp_path / "honey.json")
+        defense = Honeytoken(keys=tmp_path / "honeytokens.json")
         verdict = self.asked(defense, [0, 1, 2, 3], k=2).verdict
         assert verdict.score == 2 and verdict.evidence["flagged"] == ["h0", "h1"]
 
     def test_no_records_give_no_verdict(self, tmp_path):
-        defense = HoneyToken(keys=tmp_path / "honey.json")
+        defense = Honeytoken(keys=tmp_path / "honeytokens.json")
         assert self.asked(defense, []).verdict is None
 
     def test_documents_of_another_tenant_or_without_a_seal_are_not_records(self, tmp_path):
-        defense = HoneyToken(keys=tmp_path / "honey.json")
+        defense = Honeytoken(keys=tmp_path / "honeytokens.json")
         key = HoneytokenKeyFile(defense.keys).load_or_create()
         found = retrieval(key, [0, 1, 2, 3])
         assert asyncio.run(defense.on_retrieve(Query("q", tenant="another"), found)).verdict is None
 
     def test_records_can_be_removed_from_the_context(self, tmp_path):
-        defense = HoneyToken(keys=tmp_path / "honey.json", serve_honey=False)
+        defense = Honeytoken(keys=tmp_path / "honeytokens.json", serve_honeytokens=False)
         value, verdict, _ = self.asked(defense, [0, 1])
         assert [h.document.id for h in value.hits] == [f"d{i}" for i in range(6)]
         assert set(verdict.hidden) == {"h0", "h1"} and verdict.flagged and not verdict.evidence["crawler"]
 
     def test_removed_records_are_replaced_by_more_hits(self, tmp_path):
-        defense = HoneyToken(keys=tmp_path / "honey.json", serve_honey=False)
+        defense = Honeytoken(keys=tmp_path / "honeytokens.json", serve_honeytokens=False)
         key = HoneytokenKeyFile(defense.keys).load_or_create()
         few = retrieval(key, [0, 1], others=3)
         few = Retrieval(few.hits, few.similarity_stats, exhausted=False)
@@ -322,20 +322,20 @@ class TestRecords:
 
     def test_shown_records_persist_over_a_restart(self, make, tmp_path):
         guard, store = make(ScriptedGenerator())
-        key = HoneytokenKeyFile(tmp_path / "honey.json").load_or_create()
+        key = HoneytokenKeyFile(tmp_path / "honeytokens.json").load_or_create()
         planted = [
             key.seal(Document(f"h{i}", f"walrus{i} nests in the north of the fjord"), "default", 1, i) for i in range(3)
         ]
         asyncio.run(guard.add(planted))
         for i in range(2):
             asyncio.run(guard.ask(Query(f"walrus{i}", client="c", k=1)))
-        again = HoneyToken(keys=tmp_path / "honey.json", store=store)
+        again = Honeytoken(keys=tmp_path / "honeytokens.json", store=store)
         verdict = self.asked(again, [2]).verdict
         assert verdict.score == 3 and verdict.flagged
 
     def test_quoted_record_is_logged_and_the_answer_is_not_truncated(self, make, tmp_path):
         guard, store = make(ScriptedGenerator(lambda p: " ".join(d.text for d in p.context)), records=5)
-        key = HoneytokenKeyFile(tmp_path / "honey.json").load_or_create()
+        key = HoneytokenKeyFile(tmp_path / "honeytokens.json").load_or_create()
         mark = key.record_token("default", 1, 0)
         asyncio.run(guard.add([key.seal(Document("h0", f"The walrus of {mark} nests"), "default", 1, 0)]))
         answer = asyncio.run(guard.ask(Query("walrus nests", client="c", k=1)))
@@ -353,9 +353,9 @@ class TestRecords:
 )  # fmt: skip
 def test_refuses_options_out_of_range(options):
     with pytest.raises(ConfigError, match="honeytoken"):
-        HoneyToken(**options)
+        Honeytoken(**options)
 
 
-@pytest.mark.parametrize("options", [{}, {"serve_honey": False, "formats": FORMS, "records": 1}])
+@pytest.mark.parametrize("options", [{}, {"serve_honeytokens": False, "formats": FORMS, "records": 1}])
 def test_satisfies_the_defense_contract(tmp_path, options):
-    check_defense(HoneyToken(keys=tmp_path / "honey.json", **options))
+    check_defense(Honeytoken(keys=tmp_path / "honeytokens.json", **options))

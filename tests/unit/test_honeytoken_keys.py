@@ -24,7 +24,7 @@ KEY = HoneytokenKey(Secret("s" * 64), generation=3)
 
 class TestKeyFile:
     def test_is_created_on_first_use_with_mode_0600(self, tmp_path):
-        keys = HoneytokenKeyFile(tmp_path / "deep" / "honey.json")
+        keys = HoneytokenKeyFile(tmp_path / "deep" / "honeytokens.json")
         assert keys.load() is None and not keys.path.exists()
         made = keys.load_or_create()
         assert made.generation == 1 and len(made.secret) == 64
@@ -32,11 +32,11 @@ class TestKeyFile:
         assert HoneytokenKeyFile(keys.path).load_or_create() == made
 
     def test_repr_hides_the_secret(self, tmp_path):
-        made = HoneytokenKeyFile(tmp_path / "honey.json").load_or_create()
+        made = HoneytokenKeyFile(tmp_path / "honeytokens.json").load_or_create()
         assert str(made.secret) not in repr(made)
 
     def test_rotation_by_another_process_applies(self, tmp_path):
-        here, there = HoneytokenKeyFile(tmp_path / "honey.json"), HoneytokenKeyFile(tmp_path / "honey.json")
+        here, there = HoneytokenKeyFile(tmp_path / "honeytokens.json"), HoneytokenKeyFile(tmp_path / "honeytokens.json")
         first = here.load_or_create()
         assert there.rotate().generation == 2
         assert here.load().generation == 2 and here.load().secret == first.secret
@@ -47,7 +47,7 @@ class TestKeyFile:
         found = []
         threads = [
             threading.Thread(
-                target=lambda: found.append(HoneytokenKeyFile(tmp_path / "honey.json").load_or_create().secret)
+                target=lambda: found.append(HoneytokenKeyFile(tmp_path / "honeytokens.json").load_or_create().secret)
             )
             for _ in range(8)
         ]
@@ -56,7 +56,7 @@ class TestKeyFile:
         for thread in threads:
             thread.join()
         assert len(set(found)) == 1 and len(found) == 8
-        assert os.listdir(tmp_path) == ["honey.json"]  # no temporary files remain
+        assert os.listdir(tmp_path) == ["honeytokens.json"]  # no temporary files remain
 
     @pytest.mark.parametrize(
         "text",
@@ -65,16 +65,16 @@ class TestKeyFile:
          '{"format": 1, "secret": "' + "s" * 64 + '", "generation": true}'],
     )  # fmt: skip
     def test_damaged_file_is_reported_and_not_replaced(self, tmp_path, text):
-        (tmp_path / "honey.json").write_text(text)
+        (tmp_path / "honeytokens.json").write_text(text)
         for act in (HoneytokenKeyFile.load_or_create, HoneytokenKeyFile.load, HoneytokenKeyFile.rotate):
-            with pytest.raises(DataError, match=r"honey\.json is damaged or not a honeytoken key"):
-                act(HoneytokenKeyFile(tmp_path / "honey.json"))
-        assert (tmp_path / "honey.json").read_text() == text
+            with pytest.raises(DataError, match=r"honeytokens\.json is damaged or not a honeytoken key"):
+                act(HoneytokenKeyFile(tmp_path / "honeytokens.json"))
+        assert (tmp_path / "honeytokens.json").read_text() == text
 
     def test_unwritable_file_is_reported(self, tmp_path):
         (tmp_path / "file").write_text("")
-        with pytest.raises(BackendError, match=r"file/honey\.json"):
-            HoneytokenKeyFile(tmp_path / "file" / "honey.json").load_or_create()
+        with pytest.raises(BackendError, match=r"file/honeytokens\.json"):
+            HoneytokenKeyFile(tmp_path / "file" / "honeytokens.json").load_or_create()
 
 
 class TestTokens:
@@ -119,9 +119,9 @@ class TestRecords:
          {"generation": 2, "number": 7, "seal": "\ud800"}, {"generation": 2, "number": 8, "seal": "same"}],
     )  # fmt: skip
     def test_documents_with_invalid_metadata_are_not_records(self, held):
-        seal = KEY.seal(Document("a", ""), "acme", 2, 7).metadata["honey"]["seal"]
+        seal = KEY.seal(Document("a", ""), "acme", 2, 7).metadata["honeytoken"]["seal"]
         held = {**held, "seal": seal} if isinstance(held, dict) and held.get("seal") == "same" else held
-        assert KEY.identify(Document("a", "", metadata={"honey": held}), "acme") is None
+        assert KEY.identify(Document("a", "", metadata={"honeytoken": held}), "acme") is None
 
     def test_seal_is_unchanged_by_json(self):
         document = KEY.seal(Document("a", "text"), "acme", 2, 7)

@@ -48,7 +48,7 @@ class World:
     def __init__(self, folder: Path, opened: contextlib.ExitStack, store=None) -> None:
         self.index = opened.enter_context(contextlib.closing(SqliteIndex(folder / "i.db")))
         self.store = store or Memory()
-        self.keys = HoneytokenKeyFile(folder / "honey.json")
+        self.keys = HoneytokenKeyFile(folder / "honeytokens.json")
         if not self.keys.path.exists():  # all random choices depend on the key
             self.keys.path.write_text(
                 json.dumps({"format": 1, "secret": "a key that the tests know" * 2, "generation": 1})
@@ -155,7 +155,7 @@ class TestPlanting:
     def test_each_record_is_logged_once(self, world):
         world.plant(3)
         world.plant(3)
-        planted = [e for e in world.store.events if e.kind == "honey" and e.body["what"] == "planted"]
+        planted = [e for e in world.store.events if e.kind == "honeytoken" and e.body["what"] == "planted"]
         assert len({e.id for e in planted}) == 3
         assert {e.body["source"] for e in planted} == {r.source for r in world.records()}
         mark = world.keys.load().record_token("default", 1, 0)
@@ -227,14 +227,14 @@ class TestRemoval:
     def test_keeps_documents_that_only_resemble_a_record(self, world):
         world.plant(2)
         record = world.texts()[world.records()[0].source]
-        forged = Document("mine", "An honest text.", source="honey/12345678", metadata=record.metadata)
-        asyncio.run(world.guard.add([forged, Document("honey/plain", "Another honest text.")]))
+        forged = Document("mine", "An honest text.", source="honeytoken/12345678", metadata=record.metadata)
+        asyncio.run(world.guard.add([forged, Document("honeytoken/plain", "Another honest text.")]))
         done = world.clean()
         assert len(done.removed["default"]) == 2
-        assert [line.split()[0] for line in done.left] == ["honey/12345678"]
-        assert {"mine", "honey/plain"} <= world.texts().keys()
-        assert world.clean(force=True).removed["default"] == ("honey/12345678",)
-        assert "honey/plain" in world.texts()
+        assert [line.split()[0] for line in done.left] == ["honeytoken/12345678"]
+        assert {"mine", "honeytoken/plain"} <= world.texts().keys()
+        assert world.clean(force=True).removed["default"] == ("honeytoken/12345678",)
+        assert "honeytoken/plain" in world.texts()
 
     def test_keeps_a_source_with_other_documents(self, world):
         world.plant(1)
@@ -446,7 +446,7 @@ class TestLocations:
 @pytest.mark.parametrize(("count", "held", "code"), [(20, 20, 0), (20, 13, 3), (None, 13, 0), (None, 0, 3), (20, 0, 3)])
 def test_command_reports_requested_and_planted_records_and_the_reason_for_missing_ones(monkeypatch, count, held, code):
     async def planted(*_):
-        return PlantingResult(("honey/a",) * held, held, 1, 20, 20 - held, english=False)
+        return PlantingResult(("honeytoken/a",) * held, held, 1, 20, 20 - held, english=False)
 
     for name in ("_settings", "key_file", "_warn_without_defense"):
         monkeypatch.setattr(command, name, lambda *_: None)

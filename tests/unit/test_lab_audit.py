@@ -257,7 +257,10 @@ def test_member_that_a_defense_needs_for_its_minimum_of_chunks_is_not_compared(l
     assert (few.pairs, few.differing, few.not_compared) == (0, 0, 20)
     check = _audit_check(few)
     assert check.status is CheckStatus.INCONCLUSIVE
-    assert check.why.startswith("Nothing was compared. 20 sessions were not compared: ") and "--nonmembers" in check.why
+    assert (
+        check.reason.startswith("Nothing was compared. 20 sessions were not compared: ")
+        and "--nonmembers" in check.reason
+    )
 
 
 def test_guard_that_withholds_nothing_gives_no_comparisons(lab):

@@ -30,7 +30,7 @@ def test_attack_detects_members_without_the_guard_and_not_with_it(lab):
     assert [t.candidate for t in off] == [t.candidate for t in on] == [d.source for d, _ in lab.split.candidates]
     assert {t.candidate for t in off if t.member} == lab.secret
     assert trials.cost["questions"] == 2 * 2 * 40
-    assert (trials.missing, trials.why, trials.errors, trials.failed) == (0, "", {}, 0)
+    assert (trials.missing, trials.reason, trials.errors, trials.failed) == (0, "", {}, 0)
 
 
 def test_trials_count_questions_with_the_candidate_withheld_and_with_any_withheld(lab):
@@ -148,13 +148,13 @@ def test_budget_ends_the_campaign_and_a_second_run_resumes(lab):
     trials = run(lab.experiment(attacks, targets, questions=61, concurrency=1))
     assert trials.cost["questions"] == 60  # six for each candidate; the 61st finished no trial
     assert trials.missing == 160 - 40
-    assert "61 questions ran out" in trials.why
+    assert "61 questions ran out" in trials.reason
     for key, done in trials.done.items():
         assert len(done) == 10, key  # attacks, targets and kinds of candidates are interleaved
         assert sum(t.member for t in done) == 5
     attack = Name()
     again = run(lab.experiment({"name": attack, "coin": Coin()}, targets, questions=61))
-    assert len(again.why) > 0 and not again.missing < 119  # one more question finishes no trial of two questions
+    assert len(again.reason) > 0 and not again.missing < 119  # one more question finishes no trial of two questions
     rest = run(lab.experiment(attacks, targets, questions=240))
     assert (rest.missing, rest.cost["questions"]) == (0, 240)
 
@@ -168,7 +168,7 @@ def test_missing_trials_beyond_the_target_limit_have_the_reason_of_the_target(la
 
     trials = run(lab.experiment({"name": Name(questions=3)}, {"off": Limited(lab.rag)}, concurrency=1))
     assert (len(trials.done["name", "off"]), trials.missing) == (3, 37)
-    assert trials.why == "all 10 requests to localhost are sent"
+    assert trials.reason == "all 10 requests to localhost are sent"
 
 
 @dataclass
@@ -341,7 +341,7 @@ def test_keeps_finished_trials_after_an_interruption(lab):
         run(experiment)
     trials = experiment.trials()
     assert len(trials.done["name", "off"]) == 11
-    assert (trials.missing, trials.why) == (29, "the campaign was interrupted; run again to continue")
+    assert (trials.missing, trials.reason) == (29, "the campaign was interrupted; run again to continue")
 
 
 def test_cancelled_campaign_leaves_no_running_task(lab):

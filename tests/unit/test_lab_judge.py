@@ -52,7 +52,7 @@ def made(split, shift, seed=0, count=2000, hidden=0, flagged=0, **fields):
 
 def campaign(split, off=None, on=None, **fields):
     done = {("name", "off"): off, ("name", "on"): on}
-    given = {"errors": {}, "missing": 0, "why": "", "failed": 0, "cost": {}} | fields
+    given = {"errors": {}, "missing": 0, "reason": "", "failed": 0, "cost": {}} | fields
     return Trials(done={k: v for k, v in done.items() if v is not None}, **given)
 
 
@@ -101,13 +101,13 @@ def test_too_few_candidates_are_inconclusive(split):
         trials = campaign(split, made(split, 2.0, count=400), made(split, 0.0, seed, count=400))
         check = checks(judge_campaign(trials, split, {"name": Name()}, utility=UTILITY, audit=AUDIT))[INFERENCE]
         assert check.status is CheckStatus.INCONCLUSIVE
-        assert "instead of 400 would decide" in check.why or "too close to the limit" in check.why
+        assert "instead of 400 would decide" in check.reason or "too close to the limit" in check.reason
 
 
 def test_estimated_sample_size_is_sufficient_and_a_tenth_less_is_not(split):
     on = made(split, 0.0, 3, count=300)
     check = checks(judge_campaign(campaign(split, None, on), split, {"name": Name()}))[INFERENCE]
-    count = int(check.why.split("about ")[1].split(" ")[0])
+    count = int(check.reason.split("about ")[1].split(" ")[0])
     value, _, high = membership_metrics(on, split.half, guarded=True).adjusted_accuracy
     assert value < 0.05 < high
     ends = [value + (high - value) * math.sqrt(300 / n) for n in (count, 0.9 * count)]
@@ -120,7 +120,7 @@ def test_estimated_number_of_benign_questions_is_sufficient_and_ten_fewer_are_no
     limit = 0.05 if changed < 30 else 0.08
     trials = campaign(split, made(split, 2.0), made(split, 0.0, 1))
     check = checks(judge_campaign(trials, split, {"name": Name()}, GateSection(harmless=limit), utility, AUDIT))[BENIGN]
-    needed = int(check.why.split("about ")[1].split(" ")[0])
+    needed = int(check.reason.split("about ")[1].split(" ")[0])
 
     def decides(size):
         return judge.compare_to_limit(stats.proportion(round(changed / questions * size), size), limit)
@@ -213,7 +213,7 @@ def test_audit_with_skipped_records_does_not_pass(split, differing, status):
     audit = TwoWorldAudit(300, differing, stats.proportion(differing, 300), 0, 4)
     found = judge_campaign(trials, split, {"name": Name()}, utility=UTILITY, audit=audit)
     assert checks(found)[TRACE].status is status
-    assert "4 sessions were not compared" in checks(found)[TRACE].why
+    assert "4 sessions were not compared" in checks(found)[TRACE].reason
 
 
 def test_aborted_attack_is_an_error_without_metrics(split):
@@ -223,7 +223,7 @@ def test_aborted_attack_is_an_error_without_metrics(split):
     assert found.status is CheckStatus.ERROR
     (result,) = found.attacks
     assert (result.off, result.on, result.error) == (None, None, "BackendError: no route")
-    assert "no route" in checks(found)["The attack completed"].why
+    assert "no route" in checks(found)["The attack completed"].reason
 
 
 def test_aborted_attack_does_not_change_the_metrics_of_others(split):
@@ -268,15 +268,15 @@ def test_error_contains_the_count_of_defense_failures_in_all_phases(split):
     found = judge_campaign(trials, split, {"name": Name()}, utility=utility, audit=audit)
     check = checks(found)["No defense failed"]
     assert (found.status, check.status, check.value) == (CheckStatus.ERROR, CheckStatus.ERROR, 1903)
-    assert "failed in 1,903 questions (benign questions: 12, two-world audit: 1,891)" in check.why
+    assert "failed in 1,903 questions (benign questions: 12, two-world audit: 1,891)" in check.reason
 
 
 def test_missing_trials_are_inconclusive_but_a_leak_still_fails(split):
-    fields = {"missing": 7, "why": "the budget ran out"}
+    fields = {"missing": 7, "reason": "the budget ran out"}
     sound = campaign(split, made(split, 2.0), made(split, 0.0, 1), **fields)
     found = judge_campaign(sound, split, {"name": Name()}, utility=UTILITY, audit=AUDIT)
     assert found.status is CheckStatus.INCONCLUSIVE
-    assert "the budget ran out" in checks(found)["Every trial is finished"].why
+    assert "the budget ran out" in checks(found)["Every trial is finished"].reason
     leaking = campaign(split, made(split, 2.0), made(split, 1.0, 1), **fields)
     assert judge_campaign(leaking, split, {"name": Name()}).status is CheckStatus.FAIL
 
@@ -336,7 +336,7 @@ def test_crawl_passes_only_if_the_crawler_succeeds_without_the_guard_and_not_wit
     sides = {"on": on} if off is None else {"off": off, "on": on}
     found = crawl_check(Crawl("worm", "a paper", 0, 12, 1, "bag", sides), 0.05, accepted)
     assert (found.status, found.value, found.limit) == (status, on.crr.value, 0.05)
-    assert "no route" in found.why or not any(side.error for side in sides.values())
+    assert "no route" in found.reason or not any(side.error for side in sides.values())
 
 
 def test_limits_are_configurable(split):

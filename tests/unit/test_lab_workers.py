@@ -90,7 +90,7 @@ def test_total_questions_never_exceed_the_budget(lab, tmp_path, monkeypatch):
     assert worker.ran
     assert all(item.questions == 10 for item in worker.ran)
     assert found.cost["questions"] == 60  # each trial asks twice: unused leases are used locally
-    assert "budget of 60 questions ran out" in found.why
+    assert "budget of 60 questions ran out" in found.reason
     assert LEASE_QUESTIONS > 10
 
 

@@ -117,7 +117,7 @@ def test_question_that_contains_a_record_is_answered_without_it(make):
         context, verdict = ask(guard, record(i), client=f"client {i}")
         assert f"d{i}" in verdict.evidence["flagged"]
         assert verdict.evidence["withheld"] == verdict.evidence["flagged"]
-        assert (verdict.evidence["target"], verdict.evidence["why"]) == (f"d{i}", ["closeness"])
+        assert (verdict.evidence["target"], verdict.evidence["reasons"]) == (f"d{i}", ["closeness"])
         assert (verdict.flagged, verdict.action) == (True, Action.HIDE)
         assert verdict.score > verdict.threshold
         assert f"d{i}" not in context
@@ -248,7 +248,7 @@ def test_withheld_document_stays_withheld_from_that_client_only(make):
     assert f"d{i}" not in context
     assert len(context) == K
     assert (verdict.evidence["withheld"], verdict.evidence["flagged"]) == ([f"d{i}"], [])
-    assert (verdict.flagged, verdict.evidence["why"]) == (True, ["before"])
+    assert (verdict.flagged, verdict.evidence["reasons"]) == (True, ["before"])
     other, verdict = ask(guard, question_about(i), client="otto")
     assert f"d{i}" in other
     assert not verdict.flagged
@@ -275,7 +275,7 @@ def test_withheld_documents_persist_over_a_restart(make):
     again = make(store=store)
     context, verdict = ask(again, question_about(i))
     assert f"d{i}" not in context
-    assert verdict.evidence["why"] == ["before"]
+    assert verdict.evidence["reasons"] == ["before"]
     assert f"d{i}" in ask(again, question_about(i), client="otto")[0]
     assert f"d{i}" in ask(make(), question_about(i))[0]  # without a store, state is not shared
 
@@ -316,7 +316,7 @@ def test_withheld_source_is_shown_again_if_its_readers_list_the_client(make):
     context, verdict = ask(guard, question_about(4))
     assert "d4" in context
     assert (verdict.flagged, verdict.action, verdict.hidden) == (False, Action.NONE, ())
-    assert (verdict.evidence["withheld"], verdict.evidence["why"]) == ([], [])
+    assert (verdict.evidence["withheld"], verdict.evidence["reasons"]) == ([], [])
     context, verdict = ask(guard, record(4))  # also for a question that contains it
     assert "d4" in context and "d4" not in verdict.evidence["withheld"]
     assert "d7" not in ask(guard, question_about(7))[0]  # other sources remain withheld
@@ -379,7 +379,7 @@ def test_source_withheld_for_closeness_stays_withheld_with_a_label(make):
     without = labeled(guard, question_about(4))
     assert "d4" not in without[0] and without[1].evidence["withheld"] == []
     again = labeled(guard, question_about(4), "board")
-    assert "d4" not in again[0] and again[1].evidence["why"] == ["before"]
+    assert "d4" not in again[0] and again[1].evidence["reasons"] == ["before"]
     assert len(again[0]) == K
 
 
@@ -632,7 +632,7 @@ def test_evidence_of_medium_closeness_accumulates(judging):
     seen = []
     for i in range(needed + 1):
         outcome = judge(mirabel, retrieval([0.985, *BELOW]))
-        seen.append((outcome.verdict.flagged, outcome.verdict.evidence["why"]))
+        seen.append((outcome.verdict.flagged, outcome.verdict.evidence["reasons"]))
         assert ("s0" in {h.document.source for h in outcome.value.hits}) == (i < needed - 1)
     assert seen == [(False, [])] * (needed - 1) + [(True, ["session"]), (True, ["before"])]
     assert not judge(mirabel, retrieval([0.985, 0.985, *BELOW]), client="otto").verdict.flagged
@@ -668,7 +668,7 @@ def test_benign_sessions_about_one_document_rarely_alarm():
             asked += 1
             found_now = retrieval([rng.random() * 0.999, *np.full(LOOKAHEAD + K, -1.0)])
             verdict = judge(mirabel, found_now, client=str(client)).verdict
-            if "session" in verdict.evidence["why"]:
+            if "session" in verdict.evidence["reasons"]:
                 alarms += 1
                 break
             if verdict.flagged:

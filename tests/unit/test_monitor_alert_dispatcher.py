@@ -61,7 +61,7 @@ def test_opens_missed_alerts_even_without_channels():
     store, channel = InMemoryEventStore(), FakeChannel()
     store.append(leak_event())
     assert asyncio.run(AlertDispatcher(store).dispatch_once()) is True
-    assert [s.alert.kind for s in open_alerts(store)] == ["honey_leak"]
+    assert [s.alert.kind for s in open_alerts(store)] == ["honeytoken_leak"]
     asyncio.run(AlertDispatcher(store, [channel]).dispatch_once())
     assert [n.severity for n in channel.received] == ["critical"]
 
@@ -81,14 +81,14 @@ def test_opens_and_sends_alerts_until_cancelled(tmp_path):
                 asyncio.to_thread(raise_test_alert, store),
             )
             await run_until(
-                lambda: "honey_leak" in kinds(),
+                lambda: "honeytoken_leak" in kinds(),
                 AlertDispatcher(store, [channel], QUICK).run(),
                 _later(store.append, leak_event()),
             )
 
         asyncio.run(dispatch_two_alerts())
         # A delivery that was cancelled before it was recorded is repeated.
-        assert kinds() in (["changed", "honey_leak"], ["changed", "changed", "honey_leak"])
+        assert kinds() in (["changed", "honeytoken_leak"], ["changed", "changed", "honeytoken_leak"])
 
 
 async def _later(call, *arguments):

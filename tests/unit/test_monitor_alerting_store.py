@@ -12,7 +12,7 @@ import pytest
 
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.errors import BackendError
-from casemate.guard.defenses.honeytoken import HoneyToken
+from casemate.guard.defenses.honeytoken import Honeytoken
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile, format_credential
 from casemate.monitor.alerts.alert import (
     CLIENT_GROUPS,
@@ -62,30 +62,30 @@ def leaked(defense):
 
 class TestAlertingEventStore:
     def test_leak_opens_a_critical_alert_immediately(self, store, tmp_path):
-        defense = HoneyToken(keys=tmp_path / "honey.json", store=store)
+        defense = Honeytoken(keys=tmp_path / "honeytokens.json", store=store)
         secret = leaked(defense)
         began = time.perf_counter()
         answered(defense, secret)
         (state,) = open_alerts(store)
-        assert time.perf_counter() - began < 10  # benchmarks/honey.py measures the time
+        assert time.perf_counter() - began < 10  # benchmarks/honeytoken.py measures the time
         alert = state.alert
-        assert (alert.kind, alert.severity, alert.set) == ("honey_leak", Severity.CRITICAL, "honey")
+        assert (alert.kind, alert.severity, alert.set) == ("honeytoken_leak", Severity.CRITICAL, "honeytoken")
         assert "api_key" in alert.changes[0] and any("rotate" in a for a in alert.advice)
         assert not any(secret[8:14] in str(e.body) for e in store.scan("alert"))  # contains no part of the token
 
     def test_leaks_to_one_client_in_an_hour_share_one_alert(self, store, tmp_path):
-        defense = HoneyToken(keys=tmp_path / "honey.json", store=store)
+        defense = Honeytoken(keys=tmp_path / "honeytokens.json", store=store)
         for _ in range(5):
             answered(defense, leaked(defense))
         assert len(store.scan("verdict")) == 5 and len(open_alerts(store)) == 1
 
     def test_question_with_a_token_opens_an_alert(self, store, tmp_path):
-        defense = HoneyToken(keys=tmp_path / "honey.json", store=store)
+        defense = Honeytoken(keys=tmp_path / "honeytokens.json", store=store)
         answered(defense, "It opens nothing.", f"What is {leaked(defense)}?")
-        assert [s.alert.kind for s in open_alerts(store)] == ["honey_known"]
+        assert [s.alert.kind for s in open_alerts(store)] == ["honeytoken_known"]
 
     def test_answer_without_a_token_opens_no_alert(self, store, tmp_path):
-        answered(HoneyToken(keys=tmp_path / "honey.json", store=store), "The toll is due on Mondays.")
+        answered(Honeytoken(keys=tmp_path / "honeytokens.json", store=store), "The toll is due on Mondays.")
         assert not open_alerts(store)
 
     def test_quarantined_document_opens_an_alert(self, store):
@@ -162,9 +162,9 @@ OTHER = next(
 
 class TestAlertForEvent:
     def test_retrieval_of_three_honeytokens_opens_an_alert_and_of_one_does_not(self, tmp_path):
-        defense = HoneyToken(keys=tmp_path / "honey.json")
+        defense = Honeytoken(keys=tmp_path / "honeytokens.json")
         key = HoneytokenKeyFile(defense.keys).load_or_create()
-        for records, expected in (([0], None), ([1, 2], "honey_crawl")):
+        for records, expected in (([0], None), ([1, 2], "honeytoken_crawl")):
             found = asyncio.run(defense.on_retrieve(Query("q", client="c"), retrieval(key, records))).verdict
             alert = alert_for_event(verdict(dict(found.evidence), found.flagged))
             assert (alert and alert.kind) == expected
@@ -196,7 +196,7 @@ class TestAlertForEvent:
     @pytest.mark.parametrize(
         "event",
         [verdict(LEAK, flagged=False), verdict(LEAK, defense="mirabel"), verdict({}), verdict({"crawler": False}),
-         Event("x", NOW, "honey", {"what": "planted"}), Event("y", NOW, "quarantine", {"what": "released"})],
+         Event("x", NOW, "honeytoken", {"what": "planted"}), Event("y", NOW, "quarantine", {"what": "released"})],
     )  # fmt: skip
     def test_other_events_open_no_alert(self, event):
         assert alert_for_event(event) is None
@@ -293,7 +293,7 @@ def test_alert_opens_after_a_kill_between_event_and_alert(tmp_path):
     with contextlib.closing(SqlEventStore(url)) as store:
         assert len(store.scan("verdict")) == 1 and not open_alerts(store)
         assert MissedAlertScanner(store).open_missed(datetime.now(UTC)) == 1
-        assert [s.alert.kind for s in open_alerts(store)] == ["honey_leak"]
+        assert [s.alert.kind for s in open_alerts(store)] == ["honeytoken_leak"]
 
 
 def test_delegates_other_methods(store):

@@ -233,7 +233,7 @@ def test_error_about_an_unknown_alert_lists_the_open_ones():
 
 
 def plain_alert(**fields):
-    alert = Alert("leak-1", "honey_token", Severity.CRITICAL, "clinic", (), NOON, "A honeytoken was about to leak")
+    alert = Alert("leak-1", "honeytoken_leak", Severity.CRITICAL, "clinic", (), NOON, "A honeytoken was about to leak")
     return replace(alert, **fields)
 
 

@@ -24,7 +24,7 @@ from casemate.cli.ownership import QUESTIONED
 from casemate.config import PluginSpec
 from casemate.errors import BackendError, ConfigError, DataError
 from casemate.guard.guard import Guard
-from casemate.guard.watermarks.honeytoken_keys import HoneyRecord, HoneytokenKey, HoneytokenKeyFile
+from casemate.guard.watermarks.honeytoken_keys import HoneytokenKey, HoneytokenKeyFile, HoneytokenRecord
 from casemate.maths.stats import poisson_binomial_tail
 from casemate.monitor.honeytokens.ownership import (
     CHOICES,
@@ -43,7 +43,7 @@ from casemate.rag.pipeline import Rag
 from casemate.types import Document, Event, Query, Secret
 from tests.fakes import Memory
 
-RECORDS = [HoneyRecord("default", f"honey/{n}", 1, n) for n in range(20)]
+RECORDS = [HoneytokenRecord("default", f"honeytoken/{n}", 1, n) for n in range(20)]
 
 
 def key_of(number):
@@ -112,9 +112,9 @@ def test_recognizes_a_value_with_an_accent():
 
 def test_asks_once_about_a_record_planted_under_two_names():
     store = Memory()
-    for source in ("honey/a", "other/a"):
+    for source in ("honeytoken/a", "other/a"):
         body = {"what": "planted", "tenant": "default", "source": source, "generation": 1, "number": 0}
-        store.append(Event(source, datetime.now(UTC), "honey", body))
+        store.append(Event(source, datetime.now(UTC), "honeytoken", body))
     asked = ownership_questions(key_of(0), planted_records(key_of(0), store))
     assert len({q.text for q in asked}) == len(asked) == 4
     with pytest.raises(ConfigError, match="twice"):
@@ -165,7 +165,7 @@ def planted(tmp_path_factory):
     ]
     index = SqliteIndex(folder / "i.db")
     index.open(minilm.fingerprint, minilm.dim)
-    keys = HoneytokenKeyFile(folder / "honey.json")
+    keys = HoneytokenKeyFile(folder / "honeytokens.json")
     keys.path.write_text(json.dumps({"format": 1, "secret": "a key that the tests know" * 2, "generation": 1}))
     guard = Guard(Rag(minilm, index, ExtractiveGenerator(embedder=minilm)), [], store=Memory())
     asyncio.run(guard.add(texts))
@@ -274,7 +274,7 @@ class TestCommand:
         (tmp_path / "casemate.yaml").write_text("rag: {corpus: docs}\n")
         failed = CliRunner().invoke(cli, ["canary", *command])
         assert isinstance(failed.exception, DataError) and "run 'casemate index'" in str(failed.exception)
-        assert not (tmp_path / ".casemate/honey.json").exists()
+        assert not (tmp_path / ".casemate/honeytokens.json").exists()
 
     def test_error_without_records_names_the_plant_command(self, tmp_path, monkeypatch):
         run = self.setting(tmp_path, monkeypatch)

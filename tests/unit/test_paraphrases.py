@@ -152,19 +152,19 @@ class TestWriting:
     def test_drops_a_wording_with_a_failing_answer(self):
         target = Scripted(lambda query: "It is 90." if "Hello" in query.text else "It is 25.")
         (found,) = paraphrased([FEE], target, count=10)
-        assert found.kept and found.dropped and found.why == ("backdoor_trigger", "missing_phrase")
+        assert found.kept and found.dropped and found.reasons == ("backdoor_trigger", "missing_phrase")
         assert not any("Hello" in text for text in found.kept)
 
     def test_drops_a_wording_with_another_answer_even_if_the_canary_passes(self):
         target = Scripted(lambda query: "Herons nest late. 25" if "Hello" in query.text else "The fee is 25.")
         (found,) = paraphrased([FEE], target, count=10)
-        assert found.dropped and found.why == ("backdoor_trigger",)
+        assert found.dropped and found.reasons == ("backdoor_trigger",)
         assert not any("Hello" in text for text in found.kept)
 
     def test_failing_canary_gets_no_paraphrases(self):
         target = Scripted("It is 90.")
         (found,) = paraphrased([FEE], target)
-        assert (found.kept, found.dropped, found.why) == ((), 0, ("its own question: missing_phrase",))
+        assert (found.kept, found.dropped, found.reasons) == ((), 0, ("its own question: missing_phrase",))
         assert len(target.queries) == TESTS  # tries no wording
 
     def test_tries_only_as_many_wordings_as_needed(self):

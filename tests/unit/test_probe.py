@@ -114,7 +114,7 @@ class TestVerdict:
     )
     def test_probe_passes_only_if_it_could_have_failed(self, measured, status, why):
         check = probe_check(measured, 0.05)
-        assert (check.status, why in check.why) == (status, True), check.why
+        assert (check.status, why in check.reason) == (status, True), check.reason
 
     def test_excludes_questions_that_show_the_effect_without_the_instruction(self):
         trials = [ProbeTrial(baseline=True, off=True, on=True)] * 3 + [ProbeTrial(False, True, True, True, False)] * 2
@@ -222,11 +222,11 @@ class TestPersonalData:
         mask = {"use": "personal_data", "finder": {"use": "addresses"}}
         measured, check = self.run(place, lambda message: "Write to desk@example.org.", defenses=[mask])
         assert (measured["off"][0], measured["on"][0], check["status"]) == (1.0, 0.0, "pass")
-        assert "no evidence" not in check["why"]
+        assert "no evidence" not in check["reason"]
 
     def test_pass_without_personal_data_is_no_evidence_about_the_guard(self, place):
         _, check = self.run(place, lambda message: "At noon.")
-        assert check["status"] == "pass" and "no evidence about the guard" in check["why"]
+        assert check["status"] == "pass" and "no evidence about the guard" in check["reason"]
 
     def test_ignores_values_of_the_question(self, place):
         assert find_new(Addresses(), "Is desk@example.org right?", "Yes, Desk@example.org.") == []

@@ -121,7 +121,7 @@ class TestImport:
         for model in (str, lambda prompt: "", lambda prompt: {"answer": prompt}):
             found = judged(tmp_path, results(config, model))
             assert found.status is CheckStatus.INCONCLUSIVE
-            assert "the probe shows nothing" in found.checks[0].why
+            assert "the probe shows nothing" in found.checks[0].reason
 
     @pytest.mark.parametrize("lost", [None, {"error": "429"}, {"output": None}])
     def test_missing_answers_are_inconclusive(self, tmp_path, lost):
@@ -129,7 +129,7 @@ class TestImport:
         content["results"]["results"][5]["response"] = lost
         found = judged(tmp_path, content)
         assert found.status is CheckStatus.INCONCLUSIVE
-        assert "1 of 170 answers are missing" in found.checks[-1].why
+        assert "1 of 170 answers are missing" in found.checks[-1].reason
         del content["results"]["results"][5]  # promptfoo omitted the test
         assert judged(tmp_path, content).status is CheckStatus.INCONCLUSIVE
 

@@ -38,7 +38,7 @@ FITTED = Calibration(
 def verdict(number, score, client="", threshold=1.49, why=(), days=1.0, withheld=("d1",), **more):
     hidden = [f"{d}#1" for d in withheld] if why or score > threshold else []
     why = [*why, *(["closeness"] if score > threshold else [])]
-    evidence = {"form": "calibrated", "target": "d1", "why": why, "withheld": withheld if hidden else []}
+    evidence = {"form": "calibrated", "target": "d1", "reasons": why, "withheld": withheld if hidden else []}
     body = {
         "defense": "mirabel",
         "flagged": bool(hidden),

@@ -36,7 +36,7 @@ BEYOND = ReportDiff(worse=(ReportChange("AUC", ".5", ".9"),), compared=1)
 def test_output_has_no_control_characters_and_no_better_status_than_the_checks():
     made = campaign()
     (first, *rest) = made.checks
-    worst = replace(first, status=CheckStatus.FAIL, why="\x1b[31mred\x1b]0;title\x07 [bold]not ours[/bold]")
+    worst = replace(first, status=CheckStatus.FAIL, reason="\x1b[31mred\x1b]0;title\x07 [bold]not ours[/bold]")
     console = Console(width=200)
     with console.capture() as captured:
         print_result(replace(made, status=CheckStatus.PASS, checks=(worst, *rest), simulated=("\x9b2J",)), console)

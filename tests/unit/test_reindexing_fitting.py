@@ -33,7 +33,7 @@ class TestFit:
         calls = []
         learnt = fit(index, embedder, self.settings, lambda *call: calls.append(call))
         report = learnt.report
-        assert learnt.accepted, learnt.why
+        assert learnt.accepted, learnt.reason
         assert report["silhouette"]["after"] > report["silhouette"]["before"] + 0.05
         assert report["strangers"]["after"] < report["strangers"]["before"]
         assert report["recall"]["after"]["all"] >= report["recall"]["before"]["all"] - 0.01
@@ -82,13 +82,13 @@ class TestFit:
         )
         refused = fit(index, embedder, replace(self.settings, mode="gate"))
         assert not refused.accepted
-        assert refused.why.startswith(
+        assert refused.reason.startswith(
             "even at strength 0.016, recall@5 may fall by 0.020 (it fell by 0.010); the allowed loss is 0.010"
         )
         monkeypatch.undo()
         idle = fit(index, embedder, replace(self.settings, mode="gate", penalty=1e-6))
         assert not idle.accepted
-        assert idle.why.startswith("negligible effect")
+        assert idle.reason.startswith("negligible effect")
 
     def test_mode_gate_needs_no_torch(self, tmp_path, documents, monkeypatch):
         monkeypatch.setitem(sys.modules, "torch", None)

@@ -319,7 +319,7 @@ class TestReindexRegistry:
 
     def test_rejected_versions_keep_only_their_report(self, tmp_path, reindexing):
         registry = ReindexRegistry(tmp_path, "default")
-        registry.write(replace(reindexing, accepted=False, why="too dear"))
+        registry.write(replace(reindexing, accepted=False, reason="too dear"))
         assert not (registry.folder / "001.lora").exists()
         assert registry.read(1).report["megabytes"]["adapter"] > 0
 
@@ -345,7 +345,7 @@ class TestFit:
         index, _ = indexed(tmp_path, DOCUMENTS, embedder)
         refused = fit(index, embedder, ReindexSettings(mode="lora", questions=60, training=replace(SHORT, steps=2)))
         assert not refused.accepted
-        assert "recall@5 may fall by 0.300" in refused.why
+        assert "recall@5 may fall by 0.300" in refused.reason
         index.close()
 
     def test_vectors_follow_the_order_of_the_keys(self, tmp_path, embedder, reindexing):

@@ -22,14 +22,14 @@ def documents():
 
 class TestReindexRegistry:
     def test_versions_are_separate_for_each_tenant(self, tmp_path, documents):
-        learnt = drawn(documents, BagOfWords(), report={"recall": 0.5}, why="because")
+        learnt = drawn(documents, BagOfWords(), report={"recall": 0.5}, reason="because")
         registry = ReindexRegistry(tmp_path, "default")
         assert registry.current() is None
         assert [registry.write(learnt).version for _ in range(3)] == [1, 2, 3]
         assert registry.versions() == [1, 2, 3]
         assert ReindexRegistry(tmp_path, "other").versions() == []
         latest = ReindexRegistry(tmp_path, "default").current()
-        assert (latest.version, latest.why, latest.report) == (3, "because", {"recall": 0.5})
+        assert (latest.version, latest.reason, latest.report) == (3, "because", {"recall": 0.5})
         for name in ("centroids", "floors", "keys", "labels"):
             assert np.array_equal(getattr(latest, name), getattr(learnt, name))
         assert all(np.array_equal(latest.weights[n], w) for n, w in learnt.weights.items())
@@ -37,9 +37,9 @@ class TestReindexRegistry:
     def test_rejected_versions_are_stored_but_not_activated(self, tmp_path, documents):
         registry, learnt = ReindexRegistry(tmp_path, "default"), drawn(documents, BagOfWords(), mode="gate")
         registry.write(learnt)
-        registry.write(replace(learnt, accepted=False, why="too dear"))
+        registry.write(replace(learnt, accepted=False, reason="too dear"))
         assert registry.current().version == 1
-        assert registry.read(2).why == "too dear"
+        assert registry.read(2).reason == "too dear"
         with pytest.raises(DataError, match="version 2 was refused: too dear"):
             registry.rollback(2)
         assert registry.write(learnt).version == 3

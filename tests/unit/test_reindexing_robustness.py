@@ -53,7 +53,7 @@ class TestCollections:
     def test_negligible_effect_is_rejected(self, tmp_path, text):
         refused = fitted(tmp_path, [Document(f"d{i}", text(i)) for i in range(150)])
         assert not refused.accepted
-        assert refused.why.startswith("negligible effect")
+        assert refused.reason.startswith("negligible effect")
 
     def test_within_one_large_source_only_the_queried_chunk_is_relevant(self, tmp_path):
         """In a single large source every ranking finds some chunk, so recall by source would be uninformative."""
@@ -123,7 +123,7 @@ class TestProcesses:
             assert checkpoint.exists()
 
     def test_concurrent_writes_are_all_stored(self, tmp_path):
-        made = [drawn(topical(), BagOfWords(), "gate", why=str(i)) for i in range(8)]
+        made = [drawn(topical(), BagOfWords(), "gate", reason=str(i)) for i in range(8)]
         threads = [threading.Thread(target=ReindexRegistry(tmp_path, "default").write, args=(r,)) for r in made]
         for thread in threads:
             thread.start()
@@ -131,7 +131,7 @@ class TestProcesses:
             thread.join()
         registry = ReindexRegistry(tmp_path, "default")
         assert registry.versions() == [*range(1, 9)]
-        assert {registry.read(v).why for v in registry.versions()} == {str(i) for i in range(8)}
+        assert {registry.read(v).reason for v in registry.versions()} == {str(i) for i in range(8)}
         assert registry.current().version in registry.versions()
 
     @pytest.mark.slow

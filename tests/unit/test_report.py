@@ -197,7 +197,7 @@ def test_the_reason_names_only_attacks_without_metrics_of_either_target():
         replace(none, name="s2mia", off=None, on=None),
     )
     check = reported_checks(campaign(status=CheckStatus.PASS, checks=(), attacks=attacks))[-1]
-    assert (check.status, check.why) == (CheckStatus.INCONCLUSIVE, "s2mia has no metrics: no route")
+    assert (check.status, check.reason) == (CheckStatus.INCONCLUSIVE, "s2mia has no metrics: no route")
     passed = (Check("a", CheckStatus.PASS, 0.0, 0.0, ""),)
     assert overall_status(campaign(status=CheckStatus.PASS, checks=passed, attacks=attacks[:2])) is CheckStatus.PASS
 
@@ -542,7 +542,9 @@ def fingerprints(made):
 
 def test_a_finding_keeps_its_fingerprint_when_its_figures_change():
     made = campaign()
-    later = tuple(replace(c, value=0.3, why="another day") if c.status is CheckStatus.FAIL else c for c in made.checks)
+    later = tuple(
+        replace(c, value=0.3, reason="another day") if c.status is CheckStatus.FAIL else c for c in made.checks
+    )
     assert fingerprints(made) == fingerprints(replace(made, id="x", at="2027", checks=later))
     assert len(set(fingerprints(made))) == len(fingerprints(made))
 

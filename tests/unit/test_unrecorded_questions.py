@@ -60,7 +60,7 @@ def test_an_unrecorded_question_uses_client_state_without_changing_it(folder):
     with open_app() as app:
         asyncio.run(app.unrecorded_target().ask(Query(question, "ann", k=3)))
         fresh = asyncio.run(app.target.ask(later)).verdicts[0]
-        assert fresh.evidence.get("why") != ["before"]
+        assert fresh.evidence.get("reasons") != ["before"]
         asyncio.run(app.target.ask(Query(question, "ann", k=3)))
         assert app.store.flush()
         remembered = asyncio.run(app.unrecorded_target().ask(later)).verdicts[0]

@@ -161,7 +161,7 @@ def alerts_command(
     config: ConfigFile = None,
     ack: Annotated[str, typer.Option(help="Acknowledge the alert with this id.")] = "",
     close: Annotated[str, typer.Option(help="Close the alert with this id, if it does not recover by itself.")] = "",
-    why: Annotated[str, typer.Option(help="Reason for closing it.")] = "resolved",
+    reason: Annotated[str, typer.Option(help="Reason for closing it.")] = "resolved",
     by: Annotated[str, typer.Option(help="Who acknowledges or closes it.")] = "operator",
     test: Annotated[
         bool, typer.Option("--test", help="Only send a test notification to every channel. Exit code 1 if one fails.")
@@ -175,7 +175,7 @@ def alerts_command(
         if ack:
             acknowledge_alert(app.store, ack, by, datetime.now(UTC))
         if close:
-            close_alert(app.store, close, f"Closed by {by}: {why}", datetime.now(UTC))
+            close_alert(app.store, close, f"Closed by {by}: {reason}", datetime.now(UTC))
         states, keys = open_alerts(app.store), ApiKeyStore(app.store)
         keys.sync()
         names = keys.names()
@@ -271,8 +271,8 @@ def _show_failures(failures: Sequence[CanaryResult]) -> None:
         return
     table = Table(Column("canary", overflow="fold"), "status", "reason")
     for r in sorted(failures, key=lambda r: r.canary):
-        why = [r.error] if r.error else [f"{d.kind}: {d.message}" for d in r.deviations]
-        table.add_row(shown(r.canary), f"[{STYLES[r.status]}]{r.status.value}[/]", shown("\n".join(why)))
+        reasons = [r.error] if r.error else [f"{d.kind}: {d.message}" for d in r.deviations]
+        table.add_row(shown(r.canary), f"[{STYLES[r.status]}]{r.status.value}[/]", shown("\n".join(reasons)))
     out.print(table)
 
 

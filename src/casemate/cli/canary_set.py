@@ -133,7 +133,7 @@ def paraphrase_command(
 
 def _show_paraphrases(found: Sequence[Paraphrased]) -> None:
     """Prints how many wordings were written, and which canaries have none."""
-    reasons = Counter(why.replace("_", " ") for one in found for why in one.why)
+    reasons = Counter(reason.replace("_", " ") for one in found for reason in one.reasons)
     dropped = f"; {sum(one.dropped for one in found)} were dropped: {', '.join(reasons)}" if reasons else ""
     written, worded = sum(len(one.kept) for one in found), sum(bool(one.kept) for one in found)
     out.print(f"{written} wordings for {worded} of {len(found)} canaries{dropped}")

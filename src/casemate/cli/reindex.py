@@ -113,7 +113,7 @@ def _print_result(learnt: Reindexing, as_json: bool) -> None:
         return
     state = "active" if learnt.accepted else "[red]refused[/red]"
     out.print(f"version {learnt.version}, mode {learnt.mode}, strength {learnt.strength:.2f}: {state}")
-    out.print(shown(learnt.why))
+    out.print(shown(learnt.reason))
     if size := learnt.megabytes["adapter"]:
         vectors = learnt.megabytes["vectors"]
         out.print(f"the fine-tuned encoder's adapter takes {size:.1f} MB, its vectors of the chunks {vectors:.1f} MB")
@@ -121,19 +121,19 @@ def _print_result(learnt: Reindexing, as_json: bool) -> None:
 
 def _print_versions(registry: ReindexRegistry, app: App, as_json: bool) -> None:
     current = registry.current()
-    why = reindex_due(current, app.guard.rag.index) if current else "no version exists"
+    reason = reindex_due(current, app.guard.rag.index) if current else "no version exists"
     versions = [registry.read(number) for number in registry.versions()]
     if as_json:
-        print_json({"current": current and current.version, "due": why, "versions": [_about(v) for v in versions]})
+        print_json({"current": current and current.version, "due": reason, "versions": [_about(v) for v in versions]})
         return
     table = Table("version", "made", "mode", "strength", "state")
     for v in versions:
         state = "active" if current and v.version == current.version else "kept" if v.accepted else "refused"
         table.add_row(str(v.version), v.at, v.mode, f"{v.strength:.2f}", state)
     out.print(table)
-    out.print(f"due: {shown(why)}" if why else "not due")
+    out.print(f"due: {shown(reason)}" if reason else "not due")
 
 
 def _about(learnt: Reindexing) -> dict[str, object]:
-    names = ("version", "at", "mode", "strength", "accepted", "why", "report")
+    names = ("version", "at", "mode", "strength", "accepted", "reason", "report")
     return {name: getattr(learnt, name) for name in names}

@@ -51,13 +51,13 @@ class Headline:
     share: bool
     meaning: str
     cases: str
-    why: str = ""
+    reason: str = ""
 
     @property
     def line(self) -> str:
         """The figure in one line for a terminal."""
         off, on = (measured(r, self.share) if r else "not measured" for r in (self.off, self.on))
-        return f"{self.title}: {off} -> {on} ({self.cases})" + (f"; {self.why}" if self.why else "")
+        return f"{self.title}: {off} -> {on} ({self.cases})" + (f"; {self.reason}" if self.reason else "")
 
 
 def reader_label(reader: str) -> str:
@@ -81,8 +81,8 @@ def _membership(assessment: Assessment) -> Headline:
     title = "Is this document in the collection? (AUC; .5 is chance)"
     off, on = strongest(assessment, OFF), strongest(assessment, ON)
     if not (off and on and assessment.membership):
-        why = assessment.sample.gap or "the attacks have no figures"
-        return Headline(title, None, None, False, "", "no cases", why)
+        reason = assessment.sample.gap or "the attacks have no figures"
+        return Headline(title, None, None, False, "", "no cases", reason)
     n, m = (assessment.membership.evidence[key] for key in ("members", "nonmembers"))
     meaning = (
         f"The strongest attack distinguishes an indexed document from another in {_of_100(off[1])} of 100 pairs "
@@ -219,8 +219,8 @@ def _plain_note(assessment: Assessment) -> str:
         return ""
     reader = reader_label(plain.reader)
     same = "none got another answer with the guard" if not plain.changed else f"{plain.changed} got another answer"
-    why = SPECIFIC if plain.changed else ""
-    return f"{plain.answered} of {plain.asked} questions about your documents were answered; {same}. {why}{reader}"
+    reason = SPECIFIC if plain.changed else ""
+    return f"{plain.answered} of {plain.asked} questions about your documents were answered; {same}. {reason}{reader}"
 
 
 def _pasted_note(assessment: Assessment) -> str:
@@ -239,9 +239,9 @@ def _poison_note(assessment: Assessment) -> str:
     poison = assessment.poisoning
     if poison.quarantined is None:
         return reader_label(poison.reader)
-    why = f" This one {'; it '.join(poison.reasons)}." if poison.reasons else ""
+    reason = f" This one {'; it '.join(poison.reasons)}." if poison.reasons else ""
     count = f"{poison.quarantined} of {poison.cases * poison.texts}"
-    return f"The screening quarantined {count} planted documents.{why} {reader_label(poison.reader)}"
+    return f"The screening quarantined {count} planted documents.{reason} {reader_label(poison.reader)}"
 
 
 def _attack(attack: AttackResult, low: float, key: str) -> dict[str, Any]:
@@ -264,8 +264,8 @@ def failures(assessment: Assessment) -> list[str]:
 def guard_note(assessment: Assessment) -> str:
     """Why mirabel withheld no document; empty if it could. `crawl_limit` needs neither documents nor calibration."""
     if assessment.guard_gap:
-        why = assessment.guard_gap.removeprefix("mirabel: ")
-        return f"mirabel withheld no document, because it could not be calibrated ({why})."
+        reason = assessment.guard_gap.removeprefix("mirabel: ")
+        return f"mirabel withheld no document, because it could not be calibrated ({reason})."
     if assessment.sample.chunks >= Mirabel.min_documents:
         return ""
     return (

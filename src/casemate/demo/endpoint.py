@@ -188,8 +188,8 @@ def plan_endpoint(
     corpus, rng = SampledCorpus(folder), np.random.default_rng(SEED)
     documents = _read(corpus, rng)
     if not documents:
-        why = "; ".join(f"{p.where}: {p.reason}" for p in corpus.problems[:3])
-        raise DataError(f"no text in {folder} can be read{': ' if why else ''}{why}")
+        reason = "; ".join(f"{p.where}: {p.reason}" for p in corpus.problems[:3])
+        raise DataError(f"no text in {folder} can be read{': ' if reason else ''}{reason}")
     pairs = int(PASTED_SHARE * queries) // 2
     chunks = _chunks(documents, embedder)
     records = _records(chunks, pairs, rng)
@@ -312,7 +312,7 @@ async def try_endpoint(plan: EndpointPlan, steps: Steps) -> EndpointAssessment:
     """
     began, target, findings = time.monotonic(), plan.external.targets[ON], _Findings()
     plain, shown = await _ask_plain(plan, target, steps)
-    findings.gaps += [] if plain.check.status is CheckStatus.PASS else [f"{plain.check.why}."]
+    findings.gaps += [] if plain.check.status is CheckStatus.PASS else [f"{plain.check.reason}."]
     folder = plan.config.folder / plan.config.redteam.folder
     folder.mkdir(parents=True, exist_ok=True)
     with CampaignStore(folder / "campaigns.db") as store:
@@ -432,10 +432,10 @@ async def _paste(
         trials, resumption = await experiment.run(count), _Resumption()
         while trials.errors and await resumption.may_continue(len(trials.done[ATTACK.use, ON])):
             trials = await experiment.run()
-    findings.failures += [f"{name}: {why}." for name, why in trials.errors.items()]
+    findings.failures += [f"{name}: {reason}." for name, reason in trials.errors.items()]
     result = attack_result(ATTACK.use, attack, trials, split.half, seen=False)
     checks = (genre_check(split), refusal_check(trials))
-    findings.gaps += [f"{check.why}." for check in checks if check.status is not CheckStatus.PASS]
+    findings.gaps += [f"{check.reason}." for check in checks if check.status is not CheckStatus.PASS]
     pasted = {trial.candidate for trial in trials.done[ATTACK.use, ON]}
     if trials.missing:
         findings.gaps.append(f"{len(pasted)} of {experiment.total} texts were pasted; then the requests were used up.")
@@ -465,7 +465,7 @@ async def _check_end(plan: EndpointPlan, target: MeteredTarget, before: Liveness
     except (BackendError, BudgetExhausted) as error:
         findings.gaps.append(f"Whether the system still answered at the end is unknown: {error}.")
     else:
-        findings.gaps += [f"{check.why}."] if check else []
+        findings.gaps += [f"{check.reason}."] if check else []
 
 
 def _experiment(plan: EndpointPlan, target: MeteredTarget, store: CampaignStore) -> Experiment:

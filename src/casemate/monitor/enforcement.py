@@ -290,7 +290,7 @@ def _judged_again(verdicts: Sequence[Event], moves: Sequence[Event]) -> list[Eve
         moved = sum(float(m["after"]) - float(m["before"]) for m in later)
         sources = set(map(str, evidence.get("withheld", ())))
         earlier = withheld.setdefault(key, set())
-        if float(body["score"]) > float(body["threshold"]) + moved or "session" in evidence.get("why", ()):
+        if float(body["score"]) > float(body["threshold"]) + moved or "session" in evidence.get("reasons", ()):
             earlier |= sources
             found.append(event)
         elif sources & earlier:
@@ -311,7 +311,7 @@ def _judgment(event: Event, shortened: set[str]) -> _Judgment:
         client=(str(body.get("tenant", "")), str(body.get("client", ""))),
         defense=defense,
         affects=not failed and (cut or bool(body["hidden"]) or str(body["action"]) != Action.NONE.value),
-        repeats=not cut and evidence.get("why") == ["before"],
+        repeats=not cut and evidence.get("reasons") == ["before"],
         undecided="undecided" in evidence,
         failed=failed,
         hidden=tuple(map(str, body["hidden"])),

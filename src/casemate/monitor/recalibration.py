@@ -48,7 +48,7 @@ def recorded_scores(
 def _usable(event: Event, calibration: Calibration) -> bool:
     body, evidence = event.body, event.body.get("evidence", {})
     judged = evidence.get("form") == "calibrated" and "undecided" not in evidence and "error" not in evidence
-    return judged and "before" not in evidence.get("why", ()) and int(body.get("k", 0)) <= calibration.k
+    return judged and "before" not in evidence.get("reasons", ()) and int(body.get("k", 0)) <= calibration.k
 
 
 def recalibrated(calibration: Calibration, scores: Sequence[float], significance: float) -> Calibration:

@@ -198,6 +198,6 @@ async def run_attacks(lab: Lab, names: Sequence[str]) -> Found:
     with lab.steps("attacking", experiment.total) as count:
         trials = await experiment.run(count)
     if trials.errors or trials.failed or trials.missing:
-        why = "; ".join(trials.errors.values()) or trials.why or f"a defense failed in {trials.failed} questions"
-        raise DataError(f"the attacks were not completed: {why}")
+        reason = "; ".join(trials.errors.values()) or trials.reason or f"a defense failed in {trials.failed} questions"
+        raise DataError(f"the attacks were not completed: {reason}")
     return trials.done

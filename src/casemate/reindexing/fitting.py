@@ -111,7 +111,7 @@ def fit(
     """Fits a re-indexing of one tenant's collection. ``ReindexRegistry.write`` stores it.
 
     Clustering and training run in this process; ``spread`` runs the comparisons of questions and chunks. The result has
-    its metrics in ``report``; ``accepted`` and ``why`` give the decision.
+    its metrics in ``report``; ``accepted`` and ``reason`` give the decision.
 
     Raises:
         DataError: If there are too few chunks or fewer than two topics.
@@ -338,12 +338,12 @@ def _decide(evaluation: _Evaluation, full: Reindexing, topics: Topics, trained: 
     if full.adapter:
         report["megabytes"] = full.megabytes
     refusal = _refusal(evaluation.settings, strength, trials, report)
-    why = refusal or (
+    reason = refusal or (
         f"at strength {strength:.3f}, recall@{evaluation.settings.k} of synthetic questions is "
         f"{recall['after']['all']:.3f}; it was {recall['before']['all']:.3f}"
     )
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return replace(chosen, accepted=not refusal, why=why, report=report, at=now)
+    return replace(chosen, accepted=not refusal, reason=reason, report=report, at=now)
 
 
 def _refusal(settings: ReindexSettings, strength: float, trials: list[StrengthTrial], report: dict[str, Any]) -> str:

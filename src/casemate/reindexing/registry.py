@@ -38,7 +38,7 @@ from casemate.runtime.file_lock import lock_file
 from casemate.runtime.files import write_atomically
 from casemate.types import Vector
 
-FORMAT = 1
+FORMAT = 2
 RUN_REINDEX = "run 'casemate reindex'"
 MAX_CHANGED = 0.1  # share of chunks that may be new or removed before re-indexing is due again
 MAX_SEPARATION_LOSS = 0.05  # loss of silhouette before re-indexing is due again
@@ -162,7 +162,7 @@ class ReindexRegistry:
             raise DataError(f"tenant {self.tenant!r} has no version {version}; known: {known}")
         found = self.read(version)
         if not found.accepted:
-            raise DataError(f"version {version} was refused: {found.why}")
+            raise DataError(f"version {version} was refused: {found.reason}")
         self._activate(version)
         return found
 
@@ -179,7 +179,7 @@ class ReindexRegistry:
         write_atomically(self.folder / "current", f"{version}\n".encode())
 
 
-_ABOUT = ("mode", "tenant", "fingerprint", "strength", "penalty", "accepted", "why", "report", "at")
+_ABOUT = ("mode", "tenant", "fingerprint", "strength", "penalty", "accepted", "reason", "report", "at")
 _ARRAYS = {"centroids": np.float32, "floors": np.float32, "keys": np.uint64, "labels": np.int64}
 _OPTIONAL_ARRAYS = {"tuned": np.float32}  # arrays that older files lack
 

@@ -82,7 +82,7 @@ class Reindexing:
         strength: Share t of the map, encoder or penalty that is applied, in [0, 1].
         penalty: Deduction for a chunk of another topic, mode ``gate``.
         accepted: Whether retrieval quality stays within the allowed loss.
-        why: The decision and its reason.
+        reason: The decision and its reason.
         report: Metrics behind the decision.
         version: Number of the stored version; 0: not stored yet.
         at: Creation time, ISO 8601.
@@ -101,7 +101,7 @@ class Reindexing:
     strength: float = 1.0
     penalty: float = 0.0
     accepted: bool = True
-    why: str = ""
+    reason: str = ""
     report: Mapping[str, Any] = field(default_factory=dict)
     version: int = 0
     at: str = ""

@@ -72,7 +72,7 @@ def reason(defense: str, evidence: Mapping[str, Any]) -> str:
     """Why a defense decided as it did. Evidence of a defense that is not built in is listed by its keys."""
     if "error" in evidence:
         return str(evidence.get("message") or evidence["error"])
-    if "undecided" in evidence and not evidence.get("why"):
+    if "undecided" in evidence and not evidence.get("reasons"):
         return str(evidence["undecided"])
     try:
         return DEFENSES.get(defense, _listed)(evidence)
@@ -107,7 +107,7 @@ def _decision(v: Verdict) -> str:
         left_out = f"{plural(len(v.hidden), 'chunk')} that the client may not read"
         return f"left out {left_out}" if v.enforced else f"would leave out {left_out} (observe mode)"
     elif v.flagged:
-        what = "flagged by an earlier question only" if v.evidence.get("why") == ["before"] else "flagged"
+        what = "flagged by an earlier question only" if v.evidence.get("reasons") == ["before"] else "flagged"
     else:
         what = "not flagged"
     withheld = _withheld(v)
@@ -178,9 +178,10 @@ def _mirabel(e: Mapping[str, Any]) -> str:
     if e["form"] != "calibrated":
         compared = f"mean similarity {number(e['mean'])}, standard deviation {number(e['std'])}"
         return f"the closest source is {e['target']}, compared with {plural(e['n'], 'chunk')} ({compared})"
-    why = "; ".join(REASONS.get(name, name) for name in e["why"]) or "no document is closer than in benign questions"
+    closeness = "no document is closer than in benign questions"
+    stated = "; ".join(REASONS.get(name, name) for name in e["reasons"]) or closeness
     closest = f"highest score against its threshold: {e['target']}; " if e["target"] else ""
-    return f"{why} ({closest}{percent(e['p'])} of benign questions are as close)"
+    return f"{stated} ({closest}{percent(e['p'])} of benign questions are as close)"
 
 
 def _crawl_limit(e: Mapping[str, Any]) -> str:

@@ -78,7 +78,7 @@ class VerdictRecord:
     @property
     def repeated(self) -> bool:
         """Whether it only withholds again what an earlier question of the client flagged."""
-        return self.flagged and self.evidence.get("why") == ["before"]
+        return self.flagged and self.evidence.get("reasons") == ["before"]
 
     @property
     def newly_flagged(self) -> bool:

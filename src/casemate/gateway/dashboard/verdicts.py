@@ -48,7 +48,7 @@ def explorer(request: PageRequest) -> Page:
         request.client_column,
         Column("Score and threshold", lambda v: v.score, "score", True),
         Column("Withheld", lambda v: len(v.hidden), "withheld", True),
-        Column("Reason", lambda v: ", ".join(_texts(v.evidence.get("why"))) or None, "reason"),
+        Column("Reason", lambda v: ", ".join(_texts(v.evidence.get("reasons"))) or None, "reason"),
     )
     context = {
         "missing": request.missing_events,
@@ -152,7 +152,7 @@ def _shown(v: VerdictRecord) -> list[str]:
         v.text,
         *v.hidden,
         *v.sources,
-        *_texts(v.evidence.get("why")),
+        *_texts(v.evidence.get("reasons")),
     ]
 
 
@@ -219,7 +219,7 @@ def _row(spans: Mapping[str, tuple[float, float]], v: VerdictRecord) -> dict[str
         "verdict": v,
         "meter": _meter(v, spans[v.defense]),
         "withheld": withheld if v.hidden else "",
-        "why": ", ".join(_texts(v.evidence.get("why"))),
+        "reasons": ", ".join(_texts(v.evidence.get("reasons"))),
     }
 
 

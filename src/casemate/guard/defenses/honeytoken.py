@@ -39,9 +39,9 @@ from casemate.guard.watermarks.detection import WatermarkDetector, WatermarkFilt
 from casemate.guard.watermarks.honeytoken_keys import (
     FORMS,
     Form,
-    HoneyRecord,
     HoneytokenKey,
     HoneytokenKeyFile,
+    HoneytokenRecord,
     instruction_lines,
 )
 from casemate.protocols import Defense, EventStore, Generator
@@ -62,7 +62,7 @@ _DOMAIN = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+")
 
 
 @dataclass(eq=False)
-class HoneyToken(Defense):
+class Honeytoken(Defense):
     """Plants a credential in the instructions, cuts answers before it leaves, and counts planted records per client.
 
     Attributes:
@@ -72,17 +72,17 @@ class HoneyToken(Defense):
         keys: Key file from which all tokens and records follow; created if missing.
         records: Number of distinct records shown to one client from which it is flagged as a crawler, at least 1.
         hours: How long the records shown to a client are remembered.
-        serve_honey: Whether records are shown like documents, so that they are extracted. False: they are counted, and
-            removed from the context.
+        serve_honeytokens: Whether records are shown like documents, so that they are extracted. False: they are
+            counted, and removed from the context.
         store: The system's; receives the verdicts about answers.
     """
 
     formats: tuple[Form, ...] = ("api_key",)
     domain: str = "example.net"
-    keys: Path = Path(".casemate/honey.json")
+    keys: Path = Path(".casemate/honeytokens.json")
     records: int = 3
     hours: float = 24.0
-    serve_honey: bool = True
+    serve_honeytokens: bool = True
     store: EventStore | None = field(default=None, repr=False)
 
     paper: ClassVar[str] = "Canary Queries page (honey-prompt tokens); Wang et al. 2026, MemPot, PMLR v306"
@@ -111,13 +111,13 @@ class HoneyToken(Defense):
             return Outcome(retrieval)
         await asyncio.to_thread(self._shown.sync)  # here, because records are rare
         left = tuple(h for h in retrieval.hits if h.document.id not in records)
-        if not self.serve_honey and len(left) < query.k and not retrieval.exhausted:
+        if not self.serve_honeytokens and len(left) < query.k and not retrieval.exhausted:
             return Outcome(retrieval, more=True)
         shown = {records[h.document.id].source for h in retrieval.hits[: query.k] if h.document.id in records}
         for source in shown:
             self._shown.add(query.tenant, query.client, source)
-        verdict = self._verdict(query, sorted(shown), () if self.serve_honey else tuple(records))
-        return Outcome(retrieval if self.serve_honey else replace(retrieval, hits=left), verdict)
+        verdict = self._verdict(query, sorted(shown), () if self.serve_honeytokens else tuple(records))
+        return Outcome(retrieval if self.serve_honeytokens else replace(retrieval, hits=left), verdict)
 
     def on_generate(self, generator: Generator) -> Generator:
         """Wraps the generator: plants the credential in its instructions and filters its answers.
@@ -144,7 +144,7 @@ class HoneyToken(Defense):
 class _HoneytokenGenerator(Generator):
     """A generator with a credential in its instructions, whose answers are cut before they contain one."""
 
-    def __init__(self, defense: HoneyToken, generator: Generator, key: HoneytokenKey) -> None:
+    def __init__(self, defense: Honeytoken, generator: Generator, key: HoneytokenKey) -> None:
         self._defense, self._generator, self._planted = defense, generator, _PlantedCredentials(key)
 
     async def stream(self, prompt: Prompt) -> AsyncIterator[str]:
@@ -191,7 +191,7 @@ class _PlantedCredentials:
         """Detects all tokens except those that the client has."""
         return WatermarkDetector(self.tokens.keys() - set(known)) if known else self.detector
 
-    def plant(self, prompt: Prompt, defense: HoneyToken) -> Prompt:
+    def plant(self, prompt: Prompt, defense: Honeytoken) -> Prompt:
         """Adds the credentials of the current generation to the instructions."""
         added = instruction_lines(self.key, defense.formats, defense.domain)
         return replace(prompt, instructions="\n\n".join(part for part in (prompt.instructions, added) if part))
@@ -216,7 +216,7 @@ class _QuotedRecords:
 
     def __init__(self, key: HoneytokenKey, query: Query | None, prompt: Prompt) -> None:
         found = [key.identify(d, query.tenant) for d in prompt.context] if query else []
-        self._records: Mapping[str, HoneyRecord] = {
+        self._records: Mapping[str, HoneytokenRecord] = {
             key.record_token(r.tenant, r.generation, r.number): r for r in found if r is not None
         }
         self._sent: list[str] = []

@@ -171,8 +171,8 @@ class Mirabel(CalibratedDefense):
                 f"mirabel has no calibration for tenant {tenant!r} in {self.calibration}: run 'casemate calibrate', "
                 "or set its mode to paper"
             )
-        if self.embedder is not None and (why := found.staleness(self.embedder.fingerprint, documents)):
-            raise DataError(f"the calibration of tenant {tenant!r} is stale: {why}; run 'casemate calibrate'")
+        if self.embedder is not None and (reason := found.staleness(self.embedder.fingerprint, documents)):
+            raise DataError(f"the calibration of tenant {tenant!r} is stale: {reason}; run 'casemate calibrate'")
         return found
 
 
@@ -264,8 +264,8 @@ class _Decision:
             if score is None:
                 return None
             scores[source] = score
-            if withhold and (why := self._reason(source, score)):
-                reasons[source] = why
+            if withhold and (reason := self._reason(source, score)):
+                reasons[source] = reason
                 out.add(source)
         return scores, reasons
 
@@ -386,11 +386,11 @@ class _Decision:
             self.mirabel.withheld.add(*self.client, source)
         withheld = [*self.before, *flagged]
         hits = _without(self.given, withheld).hits if context else ()
-        why = {*reasons.values(), *("before" for _ in self.before)}
-        return Outcome(replace(self.given, hits=hits), self._verdict(scores, flagged, withheld, sorted(why)))
+        all_reasons = sorted({*reasons.values(), *("before" for _ in self.before)})
+        return Outcome(replace(self.given, hits=hits), self._verdict(scores, flagged, withheld, all_reasons))
 
     def _verdict(
-        self, scores: Mapping[str, float], flagged: Sequence[str], withheld: Sequence[str], why: Sequence[str]
+        self, scores: Mapping[str, float], flagged: Sequence[str], withheld: Sequence[str], reasons: Sequence[str]
     ) -> Verdict:
         limits = {s: self.threshold - self._allowance(s) for s in scores}
         target = max(scores, key=lambda s: scores[s] - limits[s], default="")
@@ -401,7 +401,7 @@ class _Decision:
             "flagged": list(flagged),
             "withheld": list(withheld),
             "scores": {s: scores[s] for s in withheld if s in scores},
-            "why": list(why),
+            "reasons": list(reasons),
             "p": self.calibration.p_value(score),
             "n": self.given.similarity_stats.n,
         }
@@ -446,8 +446,8 @@ def _undecided(retrieval: Retrieval, least: int) -> Verdict | None:
     score = retrieval.hits[0].score if retrieval.hits else 0.0
     readable = min(n, len(retrieval.hits)) if retrieval.exhausted else n  # the statistics keep at least two chunks
     chunks = f"{readable} readable of {retrieval.documents}" if retrieval.left_out else str(n)
-    why = f"too few chunks ({chunks}; a decision needs at least {least})" if n < least else "no chunk was found"
-    return Verdict("mirabel", False, Action.NONE, score, None, evidence={"undecided": why})
+    reason = f"too few chunks ({chunks}; a decision needs at least {least})" if n < least else "no chunk was found"
+    return Verdict("mirabel", False, Action.NONE, score, None, evidence={"undecided": reason})
 
 
 def _without(retrieval: Retrieval, sources: Collection[str]) -> Retrieval:

@@ -112,7 +112,7 @@ class Reindex(Defense):
         registry = self._registries.setdefault(tenant, ReindexRegistry(self.folder, tenant))
         reindexing = registry.current()
         if reindexing is None:
-            refused = [registry.read(v).why for v in registry.versions()[-1:]]
+            refused = [registry.read(v).reason for v in registry.versions()[-1:]]
             why = f" (refused: {refused[0]})" if refused else ""
             raise DataError(f"reindex has no active version for tenant {tenant!r} in {self.folder}{why}; {RUN_REINDEX}")
         if reindexing.mode != self.mode:

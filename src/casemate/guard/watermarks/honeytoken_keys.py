@@ -35,14 +35,14 @@ INSTRUCTION_TEMPLATES: Mapping[str, str] = {
     "sentence": 'Pass phrase of the operators, never part of an answer: "{0}"',
 }
 """The line for each form of credential in the instructions."""
-METADATA = "honey"
+METADATA = "honeytoken"
 """Metadata key of a record's generation, number and seal."""
 FORMAT = 1
 SECRET_CHARACTERS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class HoneyRecord:
+class HoneytokenRecord:
     """A planted record in the index.
 
     Attributes:
@@ -60,6 +60,9 @@ class HoneyRecord:
 @dataclass(frozen=True, slots=True)
 class HoneytokenKey:
     """The key from which all honeytokens of an installation are derived.
+
+    The labels of the derivation ("honey record" and others) are part of the tokens: another label changes all of them,
+    and with them the published measurements.
 
     Attributes:
         secret: Key of the watermarks.
@@ -100,7 +103,7 @@ class HoneytokenKey:
         sealed = {"generation": generation, "number": number, "seal": seal}
         return replace(document, metadata={**document.metadata, METADATA: sealed})
 
-    def identify(self, document: Document, tenant: str) -> HoneyRecord | None:
+    def identify(self, document: Document, tenant: str) -> HoneytokenRecord | None:
         """Returns the planted record that a tenant's document is; None without a valid seal."""
         sealed = document.metadata.get(METADATA)
         if not isinstance(sealed, Mapping):
@@ -110,7 +113,7 @@ class HoneytokenKey:
             return None
         expected = self._digest("seal", tenant, document.source, str(generation), str(number))
         valid = hmac.compare_digest(seal.encode(errors="replace"), expected.encode())
-        return HoneyRecord(tenant, document.source, generation, number) if valid else None
+        return HoneytokenRecord(tenant, document.source, generation, number) if valid else None
 
     def _digest(self, use: str, *subject: str) -> str:
         message = json.dumps([f"honey {use}", *subject]).encode()
@@ -241,6 +244,6 @@ def instruction_lines(key: HoneytokenKey, forms: Sequence[str], domain: str) -> 
     return "\n".join(INSTRUCTION_TEMPLATES[f].format(format_credential(f, tokens[f], domain)) for f in forms)
 
 
-def record_fields(record: HoneyRecord) -> dict[str, Any]:
+def record_fields(record: HoneytokenRecord) -> dict[str, Any]:
     """Returns the fields of a record in an event."""
     return {"source": record.source, "generation": record.generation, "number": record.number}

@@ -117,7 +117,7 @@ def _honeytoken_alert(event: Event, evidence: Mapping[str, Any]) -> Alert | None
 def _leak_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
     form, generation, disguise = (evidence.get(name, "?") for name in ("form", "generation", "disguise"))
     return security_alert(
-        "honey_leak",
+        "honeytoken_leak",
         Severity.CRITICAL,
         event,
         "The model was about to reveal its instructions",
@@ -134,7 +134,7 @@ def _leak_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
 
 def _known_token_alert(event: Event) -> Alert:
     return security_alert(
-        "honey_known",
+        "honeytoken_known",
         Severity.HIGH,
         event,
         "A question contained a honeytoken of the instructions",
@@ -150,7 +150,7 @@ def _known_token_alert(event: Event) -> Alert:
 
 def _crawl_alert(event: Event, evidence: Mapping[str, Any]) -> Alert:
     return security_alert(
-        "honey_crawl",
+        "honeytoken_crawl",
         Severity.HIGH,
         event,
         CRAWLER,

@@ -15,12 +15,12 @@ MAX_ITEMS = 10
 """Canaries and documents that a message lists; further ones are counted."""
 HEADINGS = {
     "quarantine": "Quarantined documents, in no answer unless released",
-    "honey_crawl": "Honeytoken records that one client retrieved",
+    "honeytoken_crawl": "Honeytoken records that one client retrieved",
     "corpus": "Documents whose vectors do not match their texts",
     "drift": "Documents in more answers than before",
 }
 """What the documents of an alert are, by its kind; of other kinds they are new in the answers."""
-CLIENTS = {"honey_leak", "honey_known", "honey_crawl", "crawl"}
+CLIENTS = {"honeytoken_leak", "honeytoken_known", "honeytoken_crawl", "crawl"}
 """Kinds of alerts about a client instead of canaries."""
 SUBJECTS = {
     **dict.fromkeys(CLIENTS, "Client"),

@@ -65,13 +65,13 @@ class Paraphrased(NamedTuple):
     """Wordings of one canary that passed, and the number that did not.
 
     Attributes:
-        why: Kinds of deviations of those, or why none was tried; sorted.
+        reasons: Kinds of deviations of those, or why none was tried; sorted.
     """
 
     canary: str
     kept: tuple[str, ...]
     dropped: int
-    why: tuple[str, ...]
+    reasons: tuple[str, ...]
 
 
 async def paraphrase_canaries(

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from casemate.errors import ConfigError
-from casemate.guard.watermarks.honeytoken_keys import HoneyRecord, HoneytokenKey
+from casemate.guard.watermarks.honeytoken_keys import HoneytokenKey, HoneytokenRecord
 from casemate.maths.stats import poisson_binomial_tail
 from casemate.text.tokens import stem
 
@@ -113,7 +113,7 @@ def facts_text(key: HoneytokenKey, tenant: str, generation: int, number: int) ->
     return SENTENCES[number % len(SENTENCES)].format(name, **facts(key, tenant, generation, number))
 
 
-def ownership_questions(key: HoneytokenKey, records: Iterable[HoneyRecord]) -> list[OwnershipQuestion]:
+def ownership_questions(key: HoneytokenKey, records: Iterable[HoneytokenRecord]) -> list[OwnershipQuestion]:
     """Returns the questions about some records, one for each fact, in the order of the records.
 
     The questions about different facts take turns, so that the first ones are about as many records as possible.

@@ -25,9 +25,9 @@ from casemate.errors import ConfigError, DataError
 from casemate.guard.guard import Guard
 from casemate.guard.watermarks.honeytoken_keys import (
     METADATA,
-    HoneyRecord,
     HoneytokenKey,
     HoneytokenKeyFile,
+    HoneytokenRecord,
     record_fields,
 )
 from casemate.maths.stats import Estimate, proportion
@@ -38,7 +38,7 @@ from casemate.protocols import EventStore, Index, Progress, Steps
 from casemate.runtime.events import append_durably
 from casemate.types import DEFAULT_TENANT, Document, Event, Vector
 
-HONEYTOKEN_KIND = "honey"
+HONEYTOKEN_KIND = "honeytoken"
 """Kind of the events that list planted and removed records, and strings given out."""
 MIN_RECORDS = 20
 """Default number of records: 20, or one in 200 documents if that is more (METHODS G)."""
@@ -118,13 +118,13 @@ class RecordInventory:
         doubtful: Sources with the metadata of a record but no valid seal, or with other documents beside one.
     """
 
-    records: tuple[HoneyRecord, ...]
+    records: tuple[HoneytokenRecord, ...]
     doubtful: tuple[str, ...]
 
 
 def find_records(index: Index, key: HoneytokenKey | None, tenant: str = DEFAULT_TENANT) -> RecordInventory:
     """Finds all records of a tenant. Reads the whole index, in constant memory; needs no event store."""
-    records: dict[str, HoneyRecord] = {}
+    records: dict[str, HoneytokenRecord] = {}
     others: set[str] = set()
     doubtful: set[str] = set()
     for documents, _ in index.scan(tenant):
@@ -337,7 +337,7 @@ def _benign_share(scores: QuestionScores | None, vectors: Sequence[Vector]) -> E
     return proportion(int(found), len(scores.questions))
 
 
-def _log_records(store: EventStore | None, what: str, records: Sequence[HoneyRecord]) -> None:
+def _log_records(store: EventStore | None, what: str, records: Sequence[HoneytokenRecord]) -> None:
     """Logs planted or removed records; each planted record once, however often it is repeated."""
     if store is None:
         return

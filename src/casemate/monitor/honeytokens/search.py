@@ -19,7 +19,7 @@ from typing import Any
 
 from casemate.errors import ConfigError, DataError
 from casemate.guard.watermarks.detection import WatermarkDetector
-from casemate.guard.watermarks.honeytoken_keys import HoneyRecord, HoneytokenKey, HoneytokenKeyFile
+from casemate.guard.watermarks.honeytoken_keys import HoneytokenKey, HoneytokenKeyFile, HoneytokenRecord
 from casemate.monitor.honeytokens.planting import HONEYTOKEN_KIND, find_records
 from casemate.protocols import EventStore, Index
 from casemate.runtime.events import append_durably
@@ -112,14 +112,14 @@ def planted_strings(
 
 def planted_records(
     key: HoneytokenKey, store: EventStore | None = None, index: Index | None = None
-) -> list[HoneyRecord]:
+) -> list[HoneytokenRecord]:
     """Every record ever planted, as far as store and index show, the newest generation first.
 
     A record that was planted under several names counts once: its token and its facts do not depend on the name.
     """
     logged = (event.body for event in (store.scan(HONEYTOKEN_KIND) if store else ()))
     found = [
-        HoneyRecord(body["tenant"], body["source"], body["generation"], body["number"])
+        HoneytokenRecord(body["tenant"], body["source"], body["generation"], body["number"])
         for body in logged
         if body.get("what") == "planted"
     ]
@@ -168,7 +168,7 @@ def search_files(
     return search_texts(texts, keys, store, index)
 
 
-def _indexed_records(index: Index | None, key: HoneytokenKey) -> list[HoneyRecord]:
+def _indexed_records(index: Index | None, key: HoneytokenKey) -> list[HoneytokenRecord]:
     if index is None:
         return []
     return [record for tenant in index.tenants() for record in find_records(index, key, tenant).records]

@@ -309,7 +309,7 @@ class ExternalExtractionCampaign(ExternalCampaign):
         if OFF not in external.targets:
             relevant -= {"guard_off"}  # covered by the check of each crawler
         skip = self.config.redteam.skip_checks
-        unmet = {key: why for key, why in unmet_checks(external.can, skip).items() if key in relevant}
+        unmet = {key: reason for key, reason in unmet_checks(external.can, skip).items() if key in relevant}
         return NotObservable(unmet, EXTRACTION_CHECKS & frozenset(skip))
 
     def _documents(self) -> list[Document]:

@@ -131,12 +131,12 @@ class ExtractionRunner(AttackRunner):
         limit = self.config.redteam.crawl.max_recovered
         if (crawl := self._crawls.get(name)) is not None:
             return crawl_check(crawl, limit, self.accept_without_bare)
-        status, why = CheckStatus.INCONCLUSIVE, UNKNOWN_COLLECTION
+        status, reason = CheckStatus.INCONCLUSIVE, UNKNOWN_COLLECTION
         if name not in self._sides:
-            status, why = CheckStatus.ERROR, "not run, because the target failed before"
+            status, reason = CheckStatus.ERROR, "not run, because the target failed before"
         elif error := _error(self._sides[name]):
-            status, why = CheckStatus.ERROR, f"the crawl was aborted: {error}"
-        return Check(EXTRACTION_FAILS, status, None, limit, why, name, OWASP, ATLAS_LEAKAGE)
+            status, reason = CheckStatus.ERROR, f"the crawl was aborted: {error}"
+        return Check(EXTRACTION_FAILS, status, None, limit, reason, name, OWASP, ATLAS_LEAKAGE)
 
     def _failures(self) -> dict[str, int]:
         """Questions in which a defense failed, by phase."""

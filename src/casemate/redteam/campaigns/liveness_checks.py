@@ -69,17 +69,17 @@ class LivenessResult:
         """Whether the target answers from its collection."""
         rate = stats.proportion(self.grounded, self.asked)
         name = f"The target (guard {self.name}) {ANSWERS_FROM_COLLECTION}"
-        why = (
+        reason = (
             f"It answered {self.answered} of {self.asked} benign questions about its texts, {self.grounded} of them "
             "from the text in question"
         )
         if rate.low > MIN_GROUNDED_SHARE:
-            return Check(name, CheckStatus.PASS, rate.value, MIN_GROUNDED_SHARE, why)
-        why += (
+            return Check(name, CheckStatus.PASS, rate.value, MIN_GROUNDED_SHARE, reason)
+        reason += (
             ". A target that answers nothing, or anything, reveals no membership: check that it works and contains "
             "these texts"
         )
-        return Check(name, CheckStatus.INCONCLUSIVE, rate.value, MIN_GROUNDED_SHARE, why)
+        return Check(name, CheckStatus.INCONCLUSIVE, rate.value, MIN_GROUNDED_SHARE, reason)
 
 
 async def check_liveness(
@@ -127,12 +127,12 @@ async def check_still_answers(target: MeteredTarget, before: LivenessResult, con
     answers = await target.ask_all([Query(question.text, "benign-after") for question in repeated], concurrency)
     if any(q.is_grounded(a.text) for q, a in zip(repeated, answers, strict=True) if a):
         return None
-    why = (
+    reason = (
         f"After the attacks it answered none of {plural(len(repeated), 'question')} from the text in question, "
         "although it had done so before. Attacks may have met a target that no longer worked: check it, and run again"
     )
     name = f"The target (guard {before.name}) still {ANSWERS_FROM_COLLECTION}"
-    return Check(name, CheckStatus.INCONCLUSIVE, 0.0, None, why)
+    return Check(name, CheckStatus.INCONCLUSIVE, 0.0, None, reason)
 
 
 async def check_reachable(target: MeteredTarget, documents: Sequence[Document], concurrency: int) -> None:
@@ -156,14 +156,14 @@ def genre_check(split: Split) -> Check:
     """
     rate = genre_auc(split)
     name = "Members and non-members have the same genre"
-    why = f"Their words alone distinguish them with an AUC of {rate.low:.2f} to {rate.high:.2f}, without the target"
+    reason = f"Their words alone distinguish them with an AUC of {rate.low:.2f} to {rate.high:.2f}, without the target"
     if rate.low <= MAX_GENRE_AUC:
-        return Check(name, CheckStatus.PASS, rate.value, MAX_GENRE_AUC, why)
-    why += (
+        return Check(name, CheckStatus.PASS, rate.value, MAX_GENRE_AUC, reason)
+    reason += (
         ": an attack's metrics may measure the genre. Provide members and non-members of the same source and time, or "
         "more of them"
     )
-    return Check(name, CheckStatus.INCONCLUSIVE, rate.value, MAX_GENRE_AUC, why)
+    return Check(name, CheckStatus.INCONCLUSIVE, rate.value, MAX_GENRE_AUC, reason)
 
 
 def refusal_check(trials: Trials) -> Check:
@@ -172,11 +172,11 @@ def refusal_check(trials: Trials) -> Check:
     asked, refused = int(trials.cost["questions"]), int(trials.cost["refused"])
     if not asked:
         return Check(name, CheckStatus.INCONCLUSIVE, None, MAX_REFUSED_SHARE, "No attack on a text finished")
-    share, why = refused / asked, f"{refused} of {asked} questions were refused"
+    share, reason = refused / asked, f"{refused} of {asked} questions were refused"
     if share > MAX_REFUSED_SHARE:
-        why += ": by a guard or by a fault, which is not observable; an attacker observes refusals, too"
-        return Check(name, CheckStatus.INCONCLUSIVE, share, MAX_REFUSED_SHARE, why)
-    return Check(name, CheckStatus.PASS, share, MAX_REFUSED_SHARE, why)
+        reason += ": by a guard or by a fault, which is not observable; an attacker observes refusals, too"
+        return Check(name, CheckStatus.INCONCLUSIVE, share, MAX_REFUSED_SHARE, reason)
+    return Check(name, CheckStatus.PASS, share, MAX_REFUSED_SHARE, reason)
 
 
 def _question(document: Document, rng: np.random.Generator) -> str:

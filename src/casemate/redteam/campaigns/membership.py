@@ -144,10 +144,10 @@ class MembershipRunner(AttackRunner):
 class UnmeasurableRunner(AttackRunner):
     """Asks nothing: without known members and non-members, replies say nothing about membership.
 
-    ``why`` says what is missing: the only check of the campaign.
+    ``reason`` says what is missing: the only check of the campaign.
     """
 
-    why: str
+    reason: str
 
     async def execute(self, steps: Steps) -> None:
         """Does nothing."""
@@ -157,7 +157,7 @@ class UnmeasurableRunner(AttackRunner):
         return False
 
     def judge(self) -> CampaignResult:
-        missing = Check(INFERENCE_FAILS, CheckStatus.INCONCLUSIVE, None, None, self.why, "", OWASP, ATLAS)
+        missing = Check(INFERENCE_FAILS, CheckStatus.INCONCLUSIVE, None, None, self.reason, "", OWASP, ATLAS)
         return CampaignResult(checks=(missing,), not_tested=("Anything: no question was asked.",))
 
 

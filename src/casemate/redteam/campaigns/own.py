@@ -126,8 +126,10 @@ class OwnSystem(TargetSystem):
         else:
             what = "the results describe the copy made at the start"
             status = CheckStatus.INCONCLUSIVE
-        why = f"{changed:,} sources of the index were added, changed or removed during the campaign: {what}. Run again"
-        return Check(INDEX_UNCHANGED, status, float(changed), 0.0, why)
+        reason = (
+            f"{changed:,} sources of the index were added, changed or removed during the campaign: {what}. Run again"
+        )
+        return Check(INDEX_UNCHANGED, status, float(changed), 0.0, reason)
 
     def cost(self) -> Mapping[str, float]:
         """Model calls of the lab, and (`live_`) what defenses spent on answers for the system's users."""

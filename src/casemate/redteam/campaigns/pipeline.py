@@ -274,8 +274,8 @@ class Campaign(ABC):
         """The runner's judgment with everything that all campaigns report alike."""
         checks = [*found.checks, *system.checks]
         if interruption:
-            why = f"{interruption}; finished work is kept, run again to continue"
-            checks.insert(0, Check(COMPLETED, CheckStatus.ERROR, None, None, why))
+            reason = f"{interruption}; finished work is kept, run again to continue"
+            checks.insert(0, Check(COMPLETED, CheckStatus.ERROR, None, None, reason))
         return dataclasses.replace(
             found,
             id=uuid.uuid4().hex,

@@ -222,8 +222,8 @@ def _completeness(target: str, rows: Sequence[_Row]) -> Check:
     answered, wanted = sum(row.reply is not None for row in asked), max(row.key.tests for row in asked)
     if answered >= wanted:
         return Check(ALL_ANSWERED, CheckStatus.PASS, float(answered), float(wanted), "No answer is missing", target)
-    why = f"{wanted - answered:,} of {wanted:,} answers are missing or errors; run promptfoo eval again"
-    return Check(ALL_ANSWERED, CheckStatus.INCONCLUSIVE, float(answered), float(wanted), why, target)
+    reason = f"{wanted - answered:,} of {wanted:,} answers are missing or errors; run promptfoo eval again"
+    return Check(ALL_ANSWERED, CheckStatus.INCONCLUSIVE, float(answered), float(wanted), reason, target)
 
 
 def _read(path: Path) -> tuple[list[_Row], int]:

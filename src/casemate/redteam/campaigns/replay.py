@@ -161,8 +161,8 @@ def read_recorded(path: Path) -> RecordedSet:
             else:
                 about |= row
         except (ValueError, TypeError, RecursionError) as error:
-            why = first_reason(error) if isinstance(error, ValidationError) else f"{type(error).__name__}: {error}"
-            raise DataError(f"{path}, line {number}: no recorded trial ({why}); {HELP}") from error
+            reason = first_reason(error) if isinstance(error, ValidationError) else f"{type(error).__name__}: {error}"
+            raise DataError(f"{path}, line {number}: no recorded trial ({reason}); {HELP}") from error
     if not trials:
         raise DataError(f"{path} contains no recorded trial; {HELP}")
     return RecordedSet(about, tuple(trials))

@@ -113,8 +113,8 @@ class NotObservable:
 
     def checks(self) -> Iterator[Check]:
         """An INCONCLUSIVE check for each unmet one."""
-        for key, why in self.unmet.items():
-            text = f"This check is not possible on this target: {why}"
+        for key, reason in self.unmet.items():
+            text = f"This check is not possible on this target: {reason}"
             yield Check(CHECKS[key].title, CheckStatus.INCONCLUSIVE, None, None, text)
 
 

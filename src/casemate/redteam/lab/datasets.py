@@ -262,10 +262,10 @@ def _split(
 ) -> Split:
     """Assigns halves at random within each kind, and notes differences from the request."""
     dropped, members, nonmembers = asked
-    why = f"from {len(documents)} documents"
+    reason = f"from {len(documents)} documents"
     if dropped:
-        why = f"{dropped} non-members have a near-duplicate that stays in the index"
-    _require_minimum(len(inside), len(outside), why)
+        reason = f"{dropped} non-members have a near-duplicate that stays in the index"
+    _require_minimum(len(inside), len(outside), reason)
     half: dict[str, Half] = {}
     for kind in (inside, outside):
         for rank, i in enumerate(rng.permutation(kind)):
@@ -285,19 +285,19 @@ def _split(
 def _fit_counts(total: int, members: int, nonmembers: int, fixed: Collection[str]) -> tuple[int, int]:
     """Members and non-members that fit into this number of documents: a fixed number stays, the other is reduced."""
     m, n = members, nonmembers
-    why = f"{members} and {nonmembers} were requested from {total} documents; {_numbers_that_work(total)}"
+    reason = f"{members} and {nonmembers} were requested from {total} documents; {_numbers_that_work(total)}"
     if members + nonmembers > total:
         share = total / (members + nonmembers)
         match sorted(fixed):
             case ["members", "nonmembers"]:
-                raise DataError(f"there are too few documents: {why}")
+                raise DataError(f"there are too few documents: {reason}")
             case ["members"]:
                 n = max(total - members, 0)
             case ["nonmembers"]:
                 m = max(total - nonmembers, 0)
             case _:
                 m, n = int(members * share), int(nonmembers * share)
-    _require_minimum(m, n, why)
+    _require_minimum(m, n, reason)
     return m, n
 
 
@@ -324,10 +324,10 @@ def _attempts(counts: tuple[int, int], members: int, fixed: Collection[str]) -> 
         yield from ((min(members, m + n - outside), outside) for outside in range(n, MIN_CANDIDATES - 1, -1))
 
 
-def _require_minimum(members: int, nonmembers: int, why: str) -> None:
+def _require_minimum(members: int, nonmembers: int, reason: str) -> None:
     if min(members, nonmembers) < MIN_CANDIDATES:
         raise DataError(
-            f"{members} members and {nonmembers} non-members are too few ({why}); at least {MIN_CANDIDATES} of each "
+            f"{members} members and {nonmembers} non-members are too few ({reason}); at least {MIN_CANDIDATES} of each "
             f"are required, so {2 * MIN_CANDIDATES} documents, and several hundred of each for a conclusive result"
         )
 

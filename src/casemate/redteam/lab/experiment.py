@@ -83,7 +83,7 @@ class Trials:
         done: Finished trials by attack and target, in the order of the candidates.
         errors: Aborted attacks and the reasons. They are not judged.
         missing: Unfinished trials of the other attacks.
-        why: Why trials are missing; empty if none is.
+        reason: Why trials are missing; empty if none is.
         failed: Questions in which a defense failed.
         cost: `questions` of finished trials, questions `refused` by the target.
     """
@@ -91,7 +91,7 @@ class Trials:
     done: Mapping[tuple[str, str], tuple[Trial, ...]]
     errors: Mapping[str, str]
     missing: int
-    why: str
+    reason: str
     failed: int
     cost: Mapping[str, float]
 

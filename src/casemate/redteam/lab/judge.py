@@ -117,24 +117,26 @@ def defense_check(failures: Mapping[str, int]) -> Check:
     if not total:
         return Check(NO_DEFENSE_FAILED, CheckStatus.PASS, 0.0, 0.0, "No verdict reports an error")
     phases = ", ".join(f"{phase}: {count:,}" for phase, count in failures.items() if count)
-    why = (
+    reason = (
         f"A defense failed in {total:,} questions ({phases}), so the configured guard was not tested. Run "
         "'casemate doctor', correct the defense, and run again"
     )
-    return Check(NO_DEFENSE_FAILED, CheckStatus.ERROR, float(total), 0.0, why)
+    return Check(NO_DEFENSE_FAILED, CheckStatus.ERROR, float(total), 0.0, reason)
 
 
-def without_decisions(checks: Sequence[Check], why: str) -> list[Check]:
-    """The checks if a defense decided nothing, for the reason ``why``: how well the guard works is unknown."""
-    if not why:
+def without_decisions(checks: Sequence[Check], reason: str) -> list[Check]:
+    """The checks if a defense decided nothing, for the given ``reason``: how well the guard works is unknown."""
+    if not reason:
         return list(checks)
     undecided = [
-        dataclasses.replace(check, status=CheckStatus.INCONCLUSIVE, why=f"{why}, so the guard's effect is unknown")
+        dataclasses.replace(
+            check, status=CheckStatus.INCONCLUSIVE, reason=f"{reason}, so the guard's effect is unknown"
+        )
         if check.name == INFERENCE_FAILS
         else check
         for check in checks
     ]
-    return [Check(EVERY_DEFENSE_DECIDES, CheckStatus.INCONCLUSIVE, None, None, f"{why}. {MORE_CHUNKS}"), *undecided]
+    return [Check(EVERY_DEFENSE_DECIDES, CheckStatus.INCONCLUSIVE, None, None, f"{reason}. {MORE_CHUNKS}"), *undecided]
 
 
 def crawl_check(crawl: Crawl, limit: float, accept_without_bare: bool = False) -> Check:
@@ -143,23 +145,23 @@ def crawl_check(crawl: Crawl, limit: float, accept_without_bare: bool = False) -
     ``accept_without_bare``: a crawl without a bare target to compare with may pass; its strength is then unknown.
     """
     on, off = crawl.by_target[ON], crawl.by_target.get(OFF)
-    status, why = CheckStatus.ERROR, ""
+    status, reason = CheckStatus.ERROR, ""
     if error := (off.error if off else "") or on.error:
-        why = f"the crawl was aborted: {error}"
+        reason = f"the crawl was aborted: {error}"
     elif on.failed:
-        why = f"a defense failed in {on.failed} questions; run 'casemate doctor'"
+        reason = f"a defense failed in {on.failed} questions; run 'casemate doctor'"
     elif off and off.crr.value < WEAK_CRR:
-        status, why = CheckStatus.INCONCLUSIVE, f"without the guard, too, less than {WEAK_CRR:.0%} is recovered"
+        status, reason = CheckStatus.INCONCLUSIVE, f"without the guard, too, less than {WEAK_CRR:.0%} is recovered"
     else:
         status = compare_to_limit(on.crr, limit)
-        why = {
+        reason = {
             CheckStatus.PASS: f"at most {on.crr.high:.1%} recovered; the limit is {limit:.1%}",
             CheckStatus.FAIL: f"at least {on.crr.low:.1%} recovered; the limit is {limit:.1%}",
         }.get(status, f"{on.crr.low:.1%} to {on.crr.high:.1%} recovered; too few chunks for the limit of {limit:.1%}")
         if status is CheckStatus.PASS and not off and not accept_without_bare:
             status = CheckStatus.INCONCLUSIVE
-            why = f"at most {on.crr.high:.1%} recovered, but the crawler's strength without a guard is unknown"
-    return Check(EXTRACTION_FAILS, status, on.crr.value, limit, why, crawl.attack, OWASP, ATLAS_LEAKAGE)
+            reason = f"at most {on.crr.high:.1%} recovered, but the crawler's strength without a guard is unknown"
+    return Check(EXTRACTION_FAILS, status, on.crr.value, limit, reason, crawl.attack, OWASP, ATLAS_LEAKAGE)
 
 
 def attack_result(
@@ -171,7 +173,7 @@ def attack_result(
     bare, guarded = membership_metrics(off, half, guarded=False), membership_metrics(on, half, guarded=seen)
     if not error and bare is None and guarded is None:
         error = f"fewer than {MIN_PER_HALF} members or non-members in a half are finished"
-        error = f"{NOT_FINISHED}: {error}; {trials.why}" if trials.missing else error
+        error = f"{NOT_FINISHED}: {error}; {trials.reason}" if trials.missing else error
     drop = _auc_drop(off, on, half) if bare and guarded else None
     return AttackResult(name, attack.paper, _models(attack), bare, guarded, drop, error)
 
@@ -285,16 +287,16 @@ def missing_trials(trials: Sequence[Trial], half: Mapping[str, Half]) -> str:
 
 def _attack_checks(result: AttackResult, failed: bool, guarded: bool, limits: GateSection) -> list[Check]:
     if failed:
-        why = f"{result.name} was aborted, so its result is unknown: {result.error}"
-        return [Check("The attack completed", CheckStatus.ERROR, None, None, why, result.name, OWASP, ATLAS)]
+        reason = f"{result.name} was aborted, so its result is unknown: {result.error}"
+        return [Check("The attack completed", CheckStatus.ERROR, None, None, reason, result.name, OWASP, ATLAS)]
     auc, status, limit = result.off.auc if result.off else None, CheckStatus.INCONCLUSIVE, MIN_UNGUARDED_AUC
     if auc is None:
-        why = "The attack was not run on the bare system, or on too few candidates; the guard's effect is unknown"
+        reason = "The attack was not run on the bare system, or on too few candidates; the guard's effect is unknown"
     elif auc.low > limit:
-        status, why = CheckStatus.PASS, f"Its AUC on the bare system is above {limit:g} (95 % confidence)"
+        status, reason = CheckStatus.PASS, f"Its AUC on the bare system is above {limit:g} (95 % confidence)"
     else:
-        why = f"Its AUC on the bare system is not above {limit:g} (95 % confidence); a weak attack is no evidence"
-    works = Check(ATTACK_WORKS, status, auc and auc.value, limit, why, result.name, OWASP, ATLAS)
+        reason = f"Its AUC on the bare system is not above {limit:g} (95 % confidence); a weak attack is no evidence"
+    works = Check(ATTACK_WORKS, status, auc and auc.value, limit, reason, result.name, OWASP, ATLAS)
     return [works, _inference_check(result, guarded, limits)]
 
 
@@ -303,17 +305,17 @@ def _inference_check(result: AttackResult, guarded: bool, limits: GateSection) -
     name = INFERENCE_FAILS if guarded else INFERENCE_FAILS_BARE
     limit = limits.adjusted_accuracy
     if figures is None:
-        why = f"Too few trials; each half needs at least {MIN_PER_HALF} members and {MIN_PER_HALF} non-members"
+        reason = f"Too few trials; each half needs at least {MIN_PER_HALF} members and {MIN_PER_HALF} non-members"
         if result.error.startswith(NOT_FINISHED):
-            why = f"{NOT_FINISHED.capitalize()}{result.error.removeprefix(NOT_FINISHED)}"
-        return Check(name, CheckStatus.INCONCLUSIVE, None, limit, why, result.name, OWASP, ATLAS)
+            reason = f"{NOT_FINISHED.capitalize()}{result.error.removeprefix(NOT_FINISHED)}"
+        return Check(name, CheckStatus.INCONCLUSIVE, None, limit, reason, result.name, OWASP, ATLAS)
     rate = figures.adjusted_accuracy
     status = compare_to_limit(rate, limit)
-    why = f"Adjusted accuracy, thresholds fitted on the same system; {_describe_interval(rate, limit, status)}"
+    reason = f"Adjusted accuracy, thresholds fitted on the same system; {_describe_interval(rate, limit, status)}"
     count = figures.members + figures.nonmembers
     if status is CheckStatus.INCONCLUSIVE:
-        why += _describe_sample_size(_deciding_candidates(rate, limit, count), count, "candidates")
-    return Check(name, status, rate.value, limit, why, result.name, OWASP, ATLAS)
+        reason += _describe_sample_size(_deciding_candidates(rate, limit, count), count, "candidates")
+    return Check(name, status, rate.value, limit, reason, result.name, OWASP, ATLAS)
 
 
 def _describe_interval(rate: Estimate, limit: float, status: CheckStatus) -> str:
@@ -348,51 +350,51 @@ def _deciding_questions(share: float, limit: float, count: int) -> int | None:
 
 def _utility_check(utility: Utility | None, limits: GateSection) -> Check:
     if utility is None:
-        why = "Not measured, so the guard's cost is unknown"
-        return Check(BENIGN_UNCHANGED, CheckStatus.INCONCLUSIVE, None, limits.harmless, why)
+        reason = "Not measured, so the guard's cost is unknown"
+        return Check(BENIGN_UNCHANGED, CheckStatus.INCONCLUSIVE, None, limits.harmless, reason)
     rate = utility.answer_changed
     status = compare_to_limit(rate, limits.harmless)
     what = "changed answers" if utility.flagged else "lost answers"
-    why = f"Share of {what}, {_describe_interval(rate, limits.harmless, status)}"
+    reason = f"Share of {what}, {_describe_interval(rate, limits.harmless, status)}"
     if status is CheckStatus.INCONCLUSIVE:
         needed = _deciding_questions(rate.value, limits.harmless, utility.questions)
-        why += _describe_sample_size(needed, utility.questions, "questions")
-    return Check(BENIGN_UNCHANGED, status, rate.value, limits.harmless, why)
+        reason += _describe_sample_size(needed, utility.questions, "questions")
+    return Check(BENIGN_UNCHANGED, status, rate.value, limits.harmless, reason)
 
 
 def _audit_check(audit: TwoWorldAudit | None) -> Check:
     """Any difference is a leak; no difference in too few pairs is no proof."""
     status, value = CheckStatus.INCONCLUSIVE, audit.rate.value if audit and audit.pairs else None
     if audit is None:
-        why = "The two-world audit was not made"
+        reason = "The two-world audit was not made"
     elif not audit.pairs:
-        why = (
+        reason = (
             "Nothing was compared"
             if audit.not_compared
             else "The guard withheld no candidate, so there was nothing to compare"
         )
     elif audit.differing:
         status = CheckStatus.FAIL
-        why = f"Contexts revealed a withheld document in {audit.differing} of {audit.pairs} questions"
+        reason = f"Contexts revealed a withheld document in {audit.differing} of {audit.pairs} questions"
     elif audit.rate.high > MAX_UNDETECTED:
-        why = f"No difference in {audit.pairs} questions, about too few documents to exclude {MAX_UNDETECTED:.0%}"
+        reason = f"No difference in {audit.pairs} questions, about too few documents to exclude {MAX_UNDETECTED:.0%}"
     elif audit.not_compared:
-        why = f"No difference in {audit.pairs} questions, but not every record was compared"
+        reason = f"No difference in {audit.pairs} questions, but not every record was compared"
     else:
         status = CheckStatus.PASS
-        why = f"Contexts matched a corpus without the record in all {audit.pairs:,} questions"
+        reason = f"Contexts matched a corpus without the record in all {audit.pairs:,} questions"
     if audit and audit.not_compared:
-        why += (
+        reason += (
             f". {audit.not_compared} sessions were not compared: without the record, the guard's calibration does not "
             "fit, or a defense has too few chunks to decide. Attack smaller documents. "
             f"{MORE_CHUNKS}"
         )
-    return Check(NO_TRACE, status, value, 0.0, why, "", OWASP, ATLAS)
+    return Check(NO_TRACE, status, value, 0.0, reason, "", OWASP, ATLAS)
 
 
 def _completeness_check(trials: Trials) -> Check:
     name = "Every trial is finished"
     if trials.missing:
-        why = f"{trials.missing} trials are missing: {trials.why}"
-        return Check(name, CheckStatus.INCONCLUSIVE, float(trials.missing), 0.0, why)
+        reason = f"{trials.missing} trials are missing: {trials.reason}"
+        return Check(name, CheckStatus.INCONCLUSIVE, float(trials.missing), 0.0, reason)
     return Check(name, CheckStatus.PASS, 0.0, 0.0, "No trial of a completed attack is missing")

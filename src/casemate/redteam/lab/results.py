@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from casemate.errors import DataError, first_reason
 from casemate.maths.stats import Estimate
 
-FORMAT = 1
+FORMAT = 2
 
 
 class CheckStatus(StrEnum):
@@ -409,7 +409,7 @@ class Check:
 
     Attributes:
         name: The requirement, in words.
-        why: One sentence: the meaning of the outcome, or why there is none.
+        reason: One sentence: the meaning of the outcome, or why there is none.
         attack: The attack concerned, or empty.
         owasp: Ids of the OWASP Top 10 for LLM Applications.
         atlas: Ids of MITRE ATLAS techniques.
@@ -419,7 +419,7 @@ class Check:
     status: CheckStatus
     value: float | None
     limit: float | None
-    why: str
+    reason: str
     attack: str = ""
     owasp: tuple[str, ...] = ()
     atlas: tuple[str, ...] = ()
@@ -550,8 +550,8 @@ def load_result(path: Path) -> CampaignResult:
             raise DataError(f"{path} has report format {raw.get('format')!r}; this version reads {FORMAT}")
         result = TypeAdapter(CampaignResult).validate_python(raw)
     except (OSError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        why = first_reason(error) if isinstance(error, ValidationError) else error
-        raise DataError(f"{path} is no report of 'casemate redteam run', 'crawl' or 'probe': {why}") from error
+        reason = first_reason(error) if isinstance(error, ValidationError) else error
+        raise DataError(f"{path} is no report of 'casemate redteam run', 'crawl' or 'probe': {reason}") from error
     invalid = [rate for rate in _rates(result) if not rate.low <= rate.high or not all(map(math.isfinite, rate))]
     if invalid:
         raise DataError(f"{path} holds an invalid rate: {tuple(invalid[0])}")

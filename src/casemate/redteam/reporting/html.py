@@ -112,18 +112,18 @@ def requirements(checks: Iterable[Check]) -> Iterator[dict[str, Any]]:
     order = list(dict.fromkeys(check.name for check in checks))
     for name, group in groupby(sorted(checks, key=lambda c: order.index(c.name)), key=lambda c: c.name):
         made = list(group)
-        shared, own = common_reason([check.why for check in made])
+        shared, own = common_reason([check.reason for check in made])
         yield {
             "name": name,
             "status": made[0].status,
-            "why": with_full_stop(shared),
+            "reason": with_full_stop(shared),
             "ids": " · ".join([*(f"OWASP {i}" for i in made[0].owasp), *(f"MITRE ATLAS {i}" for i in made[0].atlas)]),
             "results": [
                 {
                     "attack": check.attack,
                     "status": check.status,
                     "figures": measured_and_limit(check).strip(" ()"),
-                    "why": "" if check.status is CheckStatus.PASS else with_full_stop(rest),
+                    "reason": "" if check.status is CheckStatus.PASS else with_full_stop(rest),
                 }
                 for check, rest in zip(made, own, strict=True)
             ],

@@ -53,4 +53,4 @@ def _testcase(suite: ET.Element, check: Check) -> None:
     if check.status is CheckStatus.PASS:
         return
     kind = "failure" if check.status is CheckStatus.FAIL else "error"
-    ET.SubElement(case, kind, type=str(check.status), message=check_message(check)).text = check.why
+    ET.SubElement(case, kind, type=str(check.status), message=check_message(check)).text = check.reason

@@ -97,7 +97,7 @@ def is_one_system(campaign: CampaignResult) -> bool:
 
 def undecided_note(campaign: CampaignResult) -> str:
     """Says which defense decided nothing, and what to do; empty if all decided."""
-    return " ".join(with_full_stop(check.why) for check in campaign.checks if check.name == EVERY_DEFENSE_DECIDES)
+    return " ".join(with_full_stop(check.reason) for check in campaign.checks if check.name == EVERY_DEFENSE_DECIDES)
 
 
 def reported_checks(campaign: CampaignResult) -> tuple[Check, ...]:
@@ -106,8 +106,8 @@ def reported_checks(campaign: CampaignResult) -> tuple[Check, ...]:
     if any(check.status is status for check in campaign.checks):
         return campaign.checks
     missing = [f"{a.name} has no metrics: {a.error or 'not run'}" for a in campaign.attacks if not (a.off or a.on)]
-    why = "; ".join(missing) or ("A part failed or was skipped." if campaign.checks else "No check was made.")
-    return (*campaign.checks, Check(CAMPAIGN_CHECK, status, None, None, why))
+    reason = "; ".join(missing) or ("A part failed or was skipped." if campaign.checks else "No check was made.")
+    return (*campaign.checks, Check(CAMPAIGN_CHECK, status, None, None, reason))
 
 
 def format_value_and_limit(value: float | None, limit: float | None) -> tuple[str, str]:
@@ -167,7 +167,7 @@ def describe_checks(checks: Iterable[Check], separator: str = "; ", start_of_lis
         by_name.setdefault(check.name, []).append(check)
     lines = []
     for name, made in by_name.items():
-        shared, own = common_reason([check.why for check in made])
+        shared, own = common_reason([check.reason for check in made])
         parts = [": ".join(filter(None, (check.attack, rest))) for check, rest in zip(made, own, strict=True)]
         if any(own):
             start = ": ".join(filter(None, (name, shared)))
@@ -339,7 +339,7 @@ def strongest_probe(probes: Sequence[ProbeResult]) -> str:
 
 def check_message(check: Check) -> str:
     """Status, name, values and reason of a check in one line."""
-    return f"{check.status}: {check.name}{measured_and_limit(check)}. {with_full_stop(check.why)}"
+    return f"{check.status}: {check.name}{measured_and_limit(check)}. {with_full_stop(check.reason)}"
 
 
 def summary_lines(campaign: CampaignResult) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Honey records and training-data honeypots from planting to removal: commands, a gateway process, a webhook."""
+"""Honeytoken records and training-data honeytokens from planting to removal: commands, a gateway process, a webhook."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def records():
         return {d.source: d.text for page, _ in app.index.scan() for d in page if d.source in planted}
 
 
-def test_honey_records_are_planted_retrieved_reported_rotated_and_removed(receiver, tmp_path):
+def test_honeytoken_records_are_planted_retrieved_reported_rotated_and_removed(receiver, tmp_path):
     code, planted = run("canary", "plant", "--count", "4", "--json")
     assert planted["held"] >= 3 and code == (0 if planted["held"] == 4 else 3)
     first = records()
@@ -86,10 +86,10 @@ def test_honey_records_are_planted_retrieved_reported_rotated_and_removed(receiv
             gateway.ask(text)
         until(lambda: receiver.posts)
         notice = receiver.bodies[0]
-        assert notice["details"]["kind"] == "honey_crawl"
+        assert notice["details"]["kind"] == "honeytoken_crawl"
         assert not any(text in json.dumps(receiver.bodies) for text in first.values())  # no text of a record
         (alert,) = run("canary", "alerts", "--json")[1]
-        assert run("canary", "alerts", "--close", alert["id"], "--why", "the key was revoked")[0] == 0
+        assert run("canary", "alerts", "--close", alert["id"], "--reason", "the key was revoked")[0] == 0
 
         code, rotated = run("canary", "rotate", "--json")
         assert code == 0 and rotated["planted"]["generation"] == 2
@@ -106,7 +106,7 @@ def test_honey_records_are_planted_retrieved_reported_rotated_and_removed(receiv
         assert next(iter(second.values())) not in gateway.ask(next(iter(second.values())))
 
 
-def test_a_string_of_a_training_honeypot_is_traced_to_its_recipient(receiver, tmp_path):
+def test_a_string_of_a_training_honeytoken_is_traced_to_its_recipient(receiver, tmp_path):
     code, strings = run("canary", "strings", "3", "--purpose", "pilot data", "--who", "vendor a", "--json")
     assert code == 0 and len(set(strings)) == 3
     (tmp_path / "outputs.txt").write_text(f"model output: {strings[1].upper()}\n")

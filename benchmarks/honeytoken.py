@@ -1,8 +1,8 @@
 """Honeytokens: share of benign questions that retrieve a record, and questions of a crawler until it does.
 
-``python -m benchmarks.honey [folder] [detection]`` caches embeddings in the folder. Half of the questions select the
-positions of the records; the other half measure the rate. The crawler uses the simulated reader, which obeys commands
-to repeat. It is one client. As in the defense, the count is of different records among its five best hits.
+``python -m benchmarks.honeytoken [folder] [detection]`` caches embeddings in the folder. Half of the questions select
+the positions of the records; the other half measure the rate. The crawler uses the simulated reader, which obeys
+commands to repeat. It is one client. As in the defense, the count is of different records among its five best hits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.backends.generators.simulated_reader import SimulatedReader
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.errors import BudgetExhausted
-from casemate.guard.defenses.honeytoken import HoneyToken
+from casemate.guard.defenses.honeytoken import Honeytoken
 from casemate.guard.guard import Guard
 from casemate.guard.watermarks.honeytoken_keys import HoneytokenKeyFile, format_credential
 from casemate.maths import stats
@@ -48,7 +48,7 @@ def main(folder: str = "", only: str = "") -> None:
 
     ``detection``: only the time, added to earlier results.
     """
-    file = ROOT / "benchmarks/results/honey.json"
+    file = ROOT / "benchmarks/results/honeytoken.json"
     with tempfile.TemporaryDirectory() as scratch:
         embedder = Kept(Path(folder or scratch) / "kept.npz")
         results: dict[str, Any] = (
@@ -59,7 +59,7 @@ def main(folder: str = "", only: str = "") -> None:
         results["detection"] = asyncio.run(delays(embedder, Path(scratch)))
         if folder:
             embedder.save()
-    save("honey", results)
+    save("honeytoken", results)
 
 
 def measured(name: str, embedder: Kept, folder: Path) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def measured(name: str, embedder: Kept, folder: Path) -> dict[str, Any]:
     asked = [all_questions[i] for i in rng.permutation(len(all_questions))[: 2 * LOG]]
     (folder / f"{name}.json").write_text(json.dumps({"format": 1, "secret": SECRET, "generation": 1}))
     with closing(SqliteIndex(folder / f"{name}.db")) as index:
-        guard = Guard(Rag(embedder, index, SimulatedReader()), [defense := HoneyToken(keys=folder / f"{name}.json")])
+        guard = Guard(Rag(embedder, index, SimulatedReader()), [defense := Honeytoken(keys=folder / f"{name}.json")])
         documents = corpus(name)
         index.add(documents, embedder.embed([d.content for d in documents]))
         done = asyncio.run(
@@ -161,7 +161,7 @@ async def delays(embedder: Kept, folder: Path, repeats: int = 100) -> dict[str, 
         closing(SqliteIndex(folder / "delay-index.db")) as index,
     ):
         alerting = AlertingEventStore(store)
-        guard = Guard(Rag(embedder, index, Leaks()), [HoneyToken(keys=keys.path, store=alerting)], store=alerting)
+        guard = Guard(Rag(embedder, index, Leaks()), [Honeytoken(keys=keys.path, store=alerting)], store=alerting)
         for i in range(repeats):
             index.add([document], vector, f"t{i}")
             await guard.ask(Query("Where is the key?", client=f"c{i}", tenant=f"t{i}", k=K))
