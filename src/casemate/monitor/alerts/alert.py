@@ -32,7 +32,7 @@ from casemate.types import Event
 
 ALERT_KIND = "alert"
 """Kind of the events that store one change of one alert."""
-SECURITY_SUBJECT = "honeytoken"
+SECURITY_SUBJECT = "clients and documents"
 """Subject of the alerts about clients and documents, where others name a canary set."""
 CLIENT_GROUPS = 4
 """Alerts per kind, tenant and hour: client names are hashed into groups, and the first client of a group is named."""
