@@ -216,6 +216,7 @@ def test_errors_show_no_password_that_was_written_into_a_wrong_key(raw):
     [
         ("embedder", {"use": "minilm", "threads": URL}),
         ("target", {"use": "http", "url": "https://rag.example", "headers": [{"api_key": "s3cret"}]}),
+        ("target", {"use": "http", "url": "https://rag.example", "headers": {"Authorization": "s3cret", "X-Pages": 5}}),
         ("crawler", {"use": "rag_crawler", "embedder": {"api_key": "s3cret"}}),
         ("generator", {"use": URL}),
     ],
