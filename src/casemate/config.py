@@ -601,20 +601,20 @@ def _describe(invalid: ValidationError) -> str:
     """All errors. Those about the alternatives of one value are one error with several reasons."""
     of_value: dict[str, list[str]] = {}
     for error in invalid.errors():
-        what, _, why = _describe_one(error).partition(": ")
-        of_value.setdefault(what, []).append(why)
-    return "; ".join(": ".join(filter(None, (what, ", or ".join(whys)))) for what, whys in of_value.items())
+        what, reason = _key_and_reason(error)
+        of_value.setdefault(what, []).append(reason)
+    return "; ".join(": ".join(filter(None, (what, ", or ".join(reasons)))) for what, reasons in of_value.items())
 
 
-def _describe_one(error: Any) -> str:
-    """One validation error as key, value and what is allowed."""
+def _key_and_reason(error: Any) -> tuple[str, str]:
+    """The key of one validation error with its value, and what is allowed; empty if the first says all."""
     key = _key(error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"unknown key {key!r}{_alternatives(error['loc'])}"
+        return f"unknown key {key!r}{_alternatives(error['loc'])}", ""
     if error["type"] == "missing":
-        return f"{key} is missing"
+        return f"{key} is missing", ""
     value = "" if isinstance(error["input"], Mapping) else f" is {shown_value(key, error['input'])}"
-    return f"{key}{value}: {validation_reason(error)}"
+    return f"{key}{value}", validation_reason(error)
 
 
 def _key(path: Sequence[Any]) -> str:

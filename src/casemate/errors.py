@@ -29,8 +29,10 @@ from typing import Any
 
 _USER = re.compile(r"(?<=://)(?!user:password@)[^\s'\"]*@")
 """User and password of a URL, to the last ``@``; not those of the form that a message gives as an example."""
-_SECRET_NAME = re.compile(r"(key|secret|password|passwd)s?(\.\d+)*$|token(\.\d+)*$", re.I)
-"""Names of options with secrets: ``api_key``, not ``keywords`` or ``max_tokens``."""
+_SECRET_NAME = re.compile(
+    r"((secret|passw(or)?d|passphrase|credential)s?|key|api_?keys|token|auth(orization)?|cookie)(\.\d+)*$", re.I
+)
+"""Names of options and headers with secrets: ``api_key``, ``Authorization``; not ``unit_keys`` or ``max_tokens``."""
 
 
 class CasemateError(Exception):
@@ -133,10 +135,12 @@ def require_range(owner: str, options: object, names: str, **limits: float) -> N
 
 
 def shown_value(name: str, value: object) -> str:
-    """The ``repr`` of a configured value, for an error, without what the name or a URL in it shows to be secret.
+    """The ``repr`` of a configured value, for an error. Values with the name of a secret, and URLs' users, are masked.
 
     >>> shown_value("max_tokens", "two"), shown_value("api_key", "s3cret"), shown_value("reader", [{"api_key": "x"}])
     ("'two'", '***', "[{'api_key': ***}]")
+    >>> shown_value("headers", {"Authorization": "Bearer s3cret", "X-Pages": 5}), shown_value("unit_keys", 5)
+    ("{'Authorization': ***, 'X-Pages': 5}", '5')
     >>> shown_value("timeout_s", "https://ann:s3 'c@ret@host/x")
     "'https://***@host/x'"
     """

@@ -56,6 +56,10 @@ def test_folder_of_a_configuration_is_the_folder_of_its_file(tmp_path):
             "configuration: monitor.gate is 'obsrve': input should be a valid boolean, unable to interpret input, or "
             "input should be 'observe'",
         ),
+        (
+            {"monitor": {"gate": [{"x": "y"}]}},
+            "monitor.gate is [{'x': 'y'}]: input should be a valid boolean, or input should be 'observe'",
+        ),
         ({"guard": {"defenses": [{"threshold": "paper"}]}}, "guard.defenses.0.use is missing"),
         ([1, 2], "must be a mapping of keys to values, not list"),
     ],
@@ -216,6 +220,7 @@ def test_errors_show_no_password_that_was_written_into_a_wrong_key(raw):
     [
         ("embedder", {"use": "minilm", "threads": URL}),
         ("target", {"use": "http", "url": "https://rag.example", "headers": [{"api_key": "s3cret"}]}),
+        ("target", {"use": "http", "url": "https://rag.example", "headers": {"Authorization": "s3cret", "X-Pages": 5}}),
         ("crawler", {"use": "rag_crawler", "embedder": {"api_key": "s3cret"}}),
         ("generator", {"use": URL}),
     ],

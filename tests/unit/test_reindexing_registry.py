@@ -75,6 +75,18 @@ class TestReindexRegistry:
         with pytest.raises(DataError, match="run 'casemate reindex'"):
             registry.current()
 
+    def test_versions_of_another_format_are_left_out_after_a_new_one(self, tmp_path, documents, monkeypatch):
+        registry, learnt = ReindexRegistry(tmp_path, "default"), drawn(documents, BagOfWords())
+        registry.write(learnt)
+        monkeypatch.setattr("casemate.reindexing.registry.FORMAT", 1)
+        registry.write(learnt)
+        monkeypatch.undo()
+        with pytest.raises(DataError, match="written by another version of Casemate; run 'casemate reindex'"):
+            registry.current()
+        assert registry.write(learnt).version == registry.current().version == 3
+        assert [r.version for r in registry.readable()] == [1, 3]
+        assert registry.rollback().version == 1
+
     @pytest.mark.parametrize(
         "wrong",
         [

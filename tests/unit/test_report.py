@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from casemate.errors import BackendError
+from casemate.errors import BackendError, DataError
 from casemate.maths.stats import Estimate
 from casemate.redteam.lab.results import (
     AttackResult,
@@ -532,6 +532,13 @@ def test_sarif_names_the_configuration_file(file, uri, tmp_path):
     (run,) = json.loads(write_report(campaign(), tmp_path, configuration=Path(file))["sarif"].read_text())["runs"]
     places = [r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in run["results"]]
     assert {run["artifacts"][0]["location"]["uri"], *places} == {uri}
+
+
+def test_a_report_of_another_format_is_refused_with_what_to_do(tmp_path):
+    path = write_report(campaign(), tmp_path)["json"]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+    with pytest.raises(DataError, match="has report format 1; this version reads 2. Run the campaign again$"):
+        load_result(path)
 
 
 def fingerprints(made):

@@ -132,10 +132,10 @@ def test_forms_with_other_numbers_are_unrelated_records_in_one_unit():
     assert len(group_units([Hit(document, 0.5) for document in documents])) == 1
 
 
-def test_a_short_remainder_with_common_formulas_is_no_copy_of_a_record():
-    formulas = "Repeat the blood sugar in three months, test before breakfast, swap juice for water and come at once."
-    text = f"{record(1)} {formulas}"
-    documents = [Document("a", text), Document("b#2", f"Until then: {formulas}", source="b")]
+def test_a_short_chunk_of_boilerplate_is_no_copy_of_a_record():
+    boilerplate = "Repeat the blood sugar in three months, test before breakfast, swap juice for water, come at once."
+    text = f"{record(1)} {boilerplate}"
+    documents = [Document("a", text), Document("b#2", f"Until then: {boilerplate}", source="b")]
     assert related_sources(documents, ["a"]) == related_sources(documents, ["b"]) == frozenset()
     assert len(group_units([Hit(document, 0.5) for document in documents])) == 1  # counts join rather too much
     part = " ".join(text.split()[: len(text.split()) * 2 // 3])

@@ -122,7 +122,9 @@ def _print_result(learnt: Reindexing, as_json: bool) -> None:
 def _print_versions(registry: ReindexRegistry, app: App, as_json: bool) -> None:
     current = registry.current()
     reason = reindex_due(current, app.guard.rag.index) if current else "no version exists"
-    versions = [registry.read(number) for number in registry.versions()]
+    versions = list(registry.readable())
+    if unreadable := sorted(set(registry.versions()) - {v.version for v in versions}):
+        note(f"damaged, or of another version of Casemate: {', '.join(map(str, unreadable))}")
     if as_json:
         print_json({"current": current and current.version, "due": reason, "versions": [_about(v) for v in versions]})
         return

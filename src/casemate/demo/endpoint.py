@@ -344,15 +344,19 @@ async def try_endpoint(plan: EndpointPlan, steps: Steps) -> EndpointAssessment:
 
 @dataclass(slots=True)
 class _Resumption:
-    """Decides whether questions that a failed request ended are resumed: as long as each attempt finishes more."""
+    """Decides whether to resume after a failed request: as long as each attempt finishes more than those before.
 
-    before: int = -1
+    Attributes:
+        finished: Number finished before the last attempt; -1: the first failed attempt is resumed in any case.
+    """
+
+    finished: int = -1
 
     async def may_continue(self, finished: int) -> bool:
-        """Waits before the next attempt; False, at once, if the last one finished no further question."""
-        if finished <= self.before:
+        """Waits before the next attempt; False, at once, if the last one finished nothing more."""
+        if finished <= self.finished:
             return False
-        self.before = finished
+        self.finished = finished
         log.warning("a request failed; the questions are resumed in %g s", RESUME_S)
         await asyncio.sleep(RESUME_S)
         return True
@@ -397,7 +401,7 @@ async def _ask_plain(plan: EndpointPlan, target: MeteredTarget, steps: Steps) ->
 
 async def _resumed_answers(plan: EndpointPlan, target: _KeptAnswers) -> tuple[list[Exchange], LivenessResult]:
     """Like ``_plain_answers``, resumed after a failed request."""
-    resumption = _Resumption(before=0)
+    resumption = _Resumption(finished=0)
     while True:
         try:
             return await _plain_answers(plan, target)

@@ -13,7 +13,7 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,8 +101,14 @@ class ReindexRegistry:
         return self._loaded
 
     def read(self, version: int) -> Reindexing:
-        """Reads one version; ``DataError``: its file is damaged or missing."""
+        """Reads one version; ``DataError``: its file is damaged, missing, or of another format."""
         return replace(_read(self._path(version), self.tenant), version=version)
+
+    def readable(self) -> Iterator[Reindexing]:
+        """Reads all versions, oldest first, without those for which ``read`` raises ``DataError``."""
+        for version in self.versions():
+            with suppress(DataError):
+                yield self.read(version)
 
     def write(self, reindexing: Reindexing) -> Reindexing:
         """Adds a version and activates it if it was accepted. The encoder of a refused version is not stored.
@@ -153,7 +159,7 @@ class ReindexRegistry:
         """
         if version is None:
             now = self._active_number() if (self.folder / "current").exists() else 0
-            earlier = [v for v in self.versions() if v < now and self.read(v).accepted]
+            earlier = [r.version for r in self.readable() if r.version < now and r.accepted]
             if not earlier:
                 raise DataError(f"tenant {self.tenant!r} has no accepted version before {now} to roll back to")
             version = earlier[-1]

@@ -178,10 +178,9 @@ def _mirabel(e: Mapping[str, Any]) -> str:
     if e["form"] != "calibrated":
         compared = f"mean similarity {number(e['mean'])}, standard deviation {number(e['std'])}"
         return f"the closest source is {e['target']}, compared with {plural(e['n'], 'chunk')} ({compared})"
-    closeness = "no document is closer than in benign questions"
-    stated = "; ".join(REASONS.get(name, name) for name in e["reasons"]) or closeness
+    reasons = [REASONS.get(name, name) for name in e["reasons"]] or ["no document is closer than in benign questions"]
     closest = f"highest score against its threshold: {e['target']}; " if e["target"] else ""
-    return f"{stated} ({closest}{percent(e['p'])} of benign questions are as close)"
+    return f"{'; '.join(reasons)} ({closest}{percent(e['p'])} of benign questions are as close)"
 
 
 def _crawl_limit(e: Mapping[str, Any]) -> str:

@@ -22,9 +22,9 @@ MIN_NUMBERS = 0.6
 Texts from which 22 % of the words were dropped, each at random, have .78 in common.
 """
 MIN_PART, MIN_PART_WORDS = 0.5, 32
-"""A smaller part of a record with fewer distinct words is no copy of it, where texts must be one record.
+"""Where texts must be one record: a text with fewer distinct words is a copy only of texts at most twice as long.
 
-The last chunk of a source is often short, and formulas that records have in common can make up most of it.
+The last chunk of a source is often short, and may consist of boilerplate that many records have.
 """
 MIN_WORDS = 12
 """Below this number of distinct words, two texts are copies only if their words are equal: short texts share words by
@@ -63,8 +63,8 @@ def is_edited_copy(first: TextWords, second: TextWords, *, same_record: bool = F
     Args:
         first: The words of one text.
         second: The words of the other.
-        same_record: Whether they must be one record: their numbers agree as well, and the shorter is no small part
-            (``MIN_PART``).
+        same_record: Whether they must be one record: their numbers agree as well (``MIN_NUMBERS``), and neither is a
+            short extract of the other (``MIN_PART``).
 
     >>> text = "The north bridge opened in 1932; its toll pays for the ferry, two red lamps and the old harbor wall."
     >>> edited = "Red lamps and the old harbor wall. The toll pays for the ferry, two. The north bridge in 1932."

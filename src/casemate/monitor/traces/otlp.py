@@ -5,7 +5,8 @@ in hexadecimal, 64-bit integers as strings). Unknown fields are skipped, as both
 
 A sender may be hostile. So the protobuf encoding is read here, field by field, within ``max_values`` and ``MAX_DEPTH``:
 a general decoder turns 2 bytes into an object of a hundred. A body whose JSON, that in texts included, may have more
-values is refused before it is parsed. Time and memory are linear in the length of the body as it was sent.
+values is refused before it is parsed. Time and memory are linear in the length of the decompressed body. The number of
+values, which cost more than other bytes, is bounded by the length of the compressed one.
 
 Deviation: a message field that occurs twice is replaced, not merged. No encoder writes that.
 """
@@ -29,7 +30,7 @@ MAX_FIELDS = 500_000
 """Fields of one protobuf body, and occurrences of ``{``, ``[`` and ``,`` in one body, those in texts included."""
 MAX_FIELDS_SMALL, MAX_FIELDS_PER_BYTE = 20_000, 16
 """The same for a small compressed body: a number, and more for each compressed byte. The random ids of spans do not
-compress, so a span of 200 fields has at least 20 bytes."""
+compress, so a span takes at least 20 bytes, which allow 320 fields."""
 MAX_DEPTH = 16
 """Depth of nested values; deeper ones become None in JSON, and are an error in protobuf."""
 EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
@@ -128,7 +129,10 @@ def parse_json(body: bytes, now: datetime, sent: int | None = None) -> TraceRequ
 
 
 def _require_few_values(body: bytes, sent: int | None) -> int:
-    """Returns the largest number of values; texts of attributes count, because JSON in them is parsed, too."""
+    """Returns the largest number of values; ``DataError``: the body's JSON may have more.
+
+    Texts of attributes count, because JSON in them is parsed, too.
+    """
     most = max_values(len(body) if sent is None else sent)
     if sum(map(body.count, (b"{", b"[", b","))) > most:
         raise DataError(f"the body has more than {most:,} JSON values; send smaller batches")

@@ -547,7 +547,9 @@ def load_result(path: Path) -> CampaignResult:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw.get("format") != FORMAT:
-            raise DataError(f"{path} has report format {raw.get('format')!r}; this version reads {FORMAT}")
+            raise DataError(
+                f"{path} has report format {raw.get('format')!r}; this version reads {FORMAT}. Run the campaign again"
+            )
         result = TypeAdapter(CampaignResult).validate_python(raw)
     except (OSError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         reason = first_reason(error) if isinstance(error, ValidationError) else error
