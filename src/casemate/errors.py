@@ -27,10 +27,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-_USER = re.compile(r"(?<=://)(?!user:password@)[^\s'\"]*@")
+_USER = re.compile(r"(?<=://)(?!user:password@|\[\^)[^\s'\"]*@")
 """User and password of a URL, to the last ``@``; not those of the form that a message gives as an example."""
-_SECRET_NAME = re.compile(r"(key|secret|password|passwd)s?(\.\d+)*$|token(\.\d+)*$", re.I)
-"""Names of options with secrets: ``api_key``, not ``keywords`` or ``max_tokens``."""
+_SECRET_ENDS = r"(?:(?<!unit_)key|secret|password|passwd|pwd|passphrase|credential)s?|token|authorization|cookie"
+_SECRET_NAME = re.compile(rf"(?:{_SECRET_ENDS})(?:\.\d+)*$", re.I)
+"""Names of options with secrets: ``api_key``, not ``unit_keys``, ``keywords`` or ``max_tokens``."""
+_SECRETS = (
+    (re.compile(r"://.*@", re.S), "://***@"),
+    (re.compile(r"[^\s:/@]{1,100}:(?!//)[^\s@]{1,200}@"), "***@"),  # a URL without its scheme; bounded: linear time
+    (re.compile(rf"((?:{_SECRET_ENDS})=)[^\s&;]+", re.I), r"\1***"),  # a parameter of a URL, or of a database
+)
+"""Patterns of secrets in a value, with what is shown instead."""
 
 
 class CasemateError(Exception):
@@ -133,12 +140,14 @@ def require_range(owner: str, options: object, names: str, **limits: float) -> N
 
 
 def shown_value(name: str, value: object) -> str:
-    """The ``repr`` of a configured value, for an error, without what the name or a URL in it shows to be secret.
+    """The ``repr`` of a configured value, for an error, without what its name or form shows to be secret.
 
     >>> shown_value("max_tokens", "two"), shown_value("api_key", "s3cret"), shown_value("reader", [{"api_key": "x"}])
     ("'two'", '***', "[{'api_key': ***}]")
     >>> shown_value("timeout_s", "https://ann:s3 'c@ret@host/x")
     "'https://***@host/x'"
+    >>> shown_value("k", "https://host/x?api_key=s3cret&n=5"), shown_value("k", "ann:s3cret@host:5432/db")
+    ("'https://host/x?api_key=***&n=5'", "'***@host:5432/db'")
     """
     if _SECRET_NAME.search(name):
         return "***"
@@ -146,7 +155,10 @@ def shown_value(name: str, value: object) -> str:
         return f"{{{', '.join(f'{key!r}: {shown_value(str(key), one)}' for key, one in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(shown_value('', one) for one in value)}]"
-    return repr(re.sub("(?s)://.*@", "://***@", value) if type(value) is str else value)  # not a Secret
+    if type(value) is str:  # not a Secret
+        for pattern, shown in _SECRETS:
+            value = pattern.sub(shown, value)
+    return repr(value)
 
 
 def validation_reason(error: Mapping[str, object]) -> str:
