@@ -89,6 +89,8 @@ def access_labels(metadata: Mapping[str, Any]) -> frozenset[str] | None:
     named, waiting = named_in(metadata, ACL), list[Any](metadata.values())
     while waiting:  # iterative, because nesting may exceed the recursion limit
         value = waiting.pop()
+        if isinstance(value, str):  # fast path: this is called for every hit of every request
+            continue
         if isinstance(value, Mapping):
             inner = named_in(value, ACL)
             named = inner if named is None else named if inner is None else named & inner
