@@ -519,10 +519,17 @@ def read(path: Path | None = None, variables_needed: bool = True) -> Config:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot read the configuration {file}: {why}; run 'casemate init' to create one") from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError, LookupError) as error:
-        raise ConfigError(f"{file} is not valid YAML: {error}") from error
+        raise ConfigError(f"{file} is not valid YAML: {_yaml_reason(error)}") from None  # the error quotes lines
     config = parse(raw or {}, str(file), file.parent, variables_needed)
     config._file = file
     return config
+
+
+def _yaml_reason(error: Exception) -> str:
+    """What is wrong and where, without the lines of the file: these may contain a secret."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error)
+    return f"{error.problem}, line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
 
 
 def resolve(config: Config | Mapping[str, Any] | Path | str, folder: Path = Path()) -> Config:

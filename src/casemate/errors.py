@@ -27,12 +27,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-_USER = re.compile(r"(?<=://)(?!user:password@)[^\s'\"]*@")
+_USER = re.compile(r"(?<=://)(?!user:password@|\[\^)[^\s'\"]*@")
 """User and password of a URL, to the last ``@``; not those of the form that a message gives as an example."""
-_SECRET_NAME = re.compile(
-    r"((secret|passw(or)?d|passphrase|credential)s?|key|api_?keys|token|auth(orization)?|cookie)(\.\d+)*$", re.I
-)
+_SECRET_ENDS = r"(?:secret|passw(?:or)?d|pwd|passphrase|credential)s?|key|api_?keys|token|auth(?:orization)?|cookie"
+_SECRET_NAME = re.compile(rf"(?:{_SECRET_ENDS})(?:\.\d+)*$", re.I)
 """Names of options and headers with secrets: ``api_key``, ``Authorization``; not ``unit_keys`` or ``max_tokens``."""
+_SECRETS = (
+    (re.compile(r"://.*@", re.S), "://***@"),
+    (re.compile(r"[^\s:/@]{1,100}:(?!//)[^\s@]{1,200}@"), "***@"),  # a URL without its scheme; bounded: linear time
+    (re.compile(rf"((?:{_SECRET_ENDS})=)[^\s&;]+", re.I), r"\1***"),  # a parameter of a URL, or of a database
+)
+"""Patterns of secrets in a value, with what is shown instead."""
 
 
 class CasemateError(Exception):
@@ -135,7 +140,7 @@ def require_range(owner: str, options: object, names: str, **limits: float) -> N
 
 
 def shown_value(name: str, value: object) -> str:
-    """The ``repr`` of a configured value, for an error. Values with the name of a secret, and URLs' users, are masked.
+    """The ``repr`` of a configured value, for an error. What its name or its form shows to be secret is masked.
 
     >>> shown_value("max_tokens", "two"), shown_value("api_key", "s3cret"), shown_value("reader", [{"api_key": "x"}])
     ("'two'", '***', "[{'api_key': ***}]")
@@ -143,6 +148,8 @@ def shown_value(name: str, value: object) -> str:
     ("{'Authorization': ***, 'X-Pages': 5}", '5')
     >>> shown_value("timeout_s", "https://ann:s3 'c@ret@host/x")
     "'https://***@host/x'"
+    >>> shown_value("k", "https://host/x?api_key=s3cret&n=5"), shown_value("k", "ann:s3cret@host:5432/db")
+    ("'https://host/x?api_key=***&n=5'", "'***@host:5432/db'")
     """
     if _SECRET_NAME.search(name):
         return "***"
@@ -150,7 +157,10 @@ def shown_value(name: str, value: object) -> str:
         return f"{{{', '.join(f'{key!r}: {shown_value(str(key), one)}' for key, one in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(shown_value('', one) for one in value)}]"
-    return repr(re.sub("(?s)://.*@", "://***@", value) if type(value) is str else value)  # not a Secret
+    if type(value) is str:  # not a Secret
+        for pattern, shown in _SECRETS:
+            value = pattern.sub(shown, value)
+    return repr(value)
 
 
 def validation_reason(error: Mapping[str, object]) -> str:

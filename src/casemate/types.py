@@ -79,20 +79,37 @@ class Action(StrEnum):
 
 
 def access_labels(metadata: Mapping[str, Any]) -> frozenset[str] | None:
-    """The access labels in a document's metadata: see ``Document.labels``."""
-    return named_in(metadata, ACL)
+    """The access labels in a document's metadata: see ``Document.labels``.
+
+    A nested ``acl`` restricts access, too: frameworks store the metadata of a document inside a field ``metadata``.
+
+    >>> access_labels({"metadata": {"acl": ["hr"]}}), access_labels({"acl": ["hr"], "also": [{"ACL": []}]})
+    (frozenset({'hr'}), frozenset())
+    """
+    named, waiting = named_in(metadata, ACL), list[Any](metadata.values())
+    while waiting:  # iterative, because nesting may exceed the recursion limit
+        value = waiting.pop()
+        if isinstance(value, str):  # fast path: this is called for every hit of every request
+            continue
+        if isinstance(value, Mapping):
+            inner = named_in(value, ACL)
+            named = inner if named is None else named if inner is None else named & inner
+        if isinstance(value, Mapping | list | tuple):
+            waiting += value.values() if isinstance(value, Mapping) else value
+    return named
 
 
 def named_in(metadata: Mapping[str, Any], key: str) -> frozenset[str] | None:
     """The names that a metadata key lists, as text; None: the key is missing, or its value is.
 
-    The letter case of the key does not matter, because ``ACL`` is meant to restrict access, too. Of several spellings,
-    only the names that all of them list count.
+    Letter case and surrounding spaces of the key do not matter, because ``ACL`` is meant to restrict access, too. Of
+    several spellings, only the names that all of them list count.
 
-    >>> named_in({"ACL": "hr", "by": "Ann"}, "acl"), named_in({"acl": ["hr"], "Acl": []}, "acl"), named_in({}, "acl")
+    >>> named_in({"ACL": "hr", "by": "Ann"}, "acl"), named_in({"acl": ["hr"], "Acl ": []}, "acl"), named_in({}, "acl")
     (frozenset({'hr'}), frozenset(), None)
     """
-    given = [value for name, value in metadata.items() if value is not None and str(name).lower() == key.lower()]
+    wanted = key.lower()
+    given = [value for name, value in metadata.items() if value is not None and str(name).strip().lower() == wanted]
     if not given:
         return None
     named = (value if isinstance(value, list | tuple | set | frozenset) else [value] for value in given)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from casemate.errors import ConfigError
 from casemate.integrations.guarded_query import ClientIdentity, client_context, client_identity
+from casemate.types import Document, Query, access_labels
 from tests.fakes import BagOfWords
 
 QUESTION = "Which door does the north tower of the harbor bridge have?"
@@ -179,3 +180,26 @@ PART = st.text("a/%2F", max_size=4)
 @given(st.tuples(PART.filter(bool), PART), st.tuples(PART.filter(bool), PART))
 def test_two_clients_never_have_the_same_name(one, other):
     assert (ClientIdentity(*one).name == ClientIdentity(*other).name) == (one == other)
+
+
+VALUE = st.sampled_from(["Ann", ["hr"], {"hr": 1}, None])
+OTHER = st.dictionaries(st.sampled_from(["by", "metadata", "readers"]), VALUE)
+
+
+@given(st.sampled_from(["acl", "ACL", " Acl "]), st.lists(st.tuples(st.booleans(), OTHER), max_size=4))
+def test_labels_restrict_at_any_depth_of_the_metadata(key, around):
+    """LangChain's stores keep the metadata of a document inside a field ``metadata``."""
+    metadata = {key: ["hr"]}
+    for in_list, others in around:
+        metadata = others | {"metadata": [metadata] if in_list else metadata}
+    restricted = Document("d", "", metadata=metadata)
+    assert not Query("", labels=frozenset()).may_read(restricted)
+    assert Query("", labels=frozenset(["hr"])).may_read(restricted)
+
+
+def test_deeply_nested_metadata_are_read():
+    metadata = {"acl": ["hr"]}
+    for _ in range(5_000):
+        metadata = {"inner": metadata}
+    assert access_labels(metadata) == {"hr"}
+    assert access_labels(metadata | {"acl": []}) == frozenset()

@@ -207,6 +207,8 @@ URL = "https://ann:s3cret@rag.example/ask"
         {"gateway": {"tls_key": ["s3cret"]}},
         {"guard": {"audience": {"entitled": [{"groups": {"api_key": "s3cret"}}, URL]}}},
         {"gateway": {"otlp_endpoint": URL}},
+        {"rag": {"k": "ann:s3cret@rag.example"}, "gateway": {"port": "https://rag.example?access_token=s3cret"}},
+        {"rag": {"k": "host=db password=s3cret"}, "gateway": {"port": [{"Authorization": "Bearer s3cret"}]}},
     ],
 )
 def test_errors_show_no_password_that_was_written_into_a_wrong_key(raw):
@@ -229,6 +231,21 @@ def test_errors_show_no_password_that_was_written_into_a_wrong_option(role, opti
     with pytest.raises(ConfigError) as caught:
         build(role, PluginSpec.model_validate(options))
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("text", ["api_key: 's3cret", "\tapi_key: s3cret", "rag: {api_key: &k s3cret, k: *k}"])
+def test_errors_of_yaml_show_no_line_of_the_file(tmp_path, text):
+    (tmp_path / "casemate.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"line 1, column \d") as caught:
+        config.read(tmp_path / "casemate.yaml")
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_errors_show_patterns_and_values_that_are_not_secret():
+    with pytest.raises(ConfigError, match=re.escape(r"'^(https?://[^\s@]+)?$'")):
+        config.parse({"gateway": {"otlp_endpoint": "localhost"}})
+    with pytest.raises(ConfigError, match="'unit_keys' is 5"):
+        build("defense", PluginSpec(use="mirabel", unit_keys=5))
 
 
 def test_relative_paths_of_plug_ins_are_resolved_against_the_configuration(tmp_path):

@@ -856,6 +856,7 @@ def test_documents_are_added_listed_and_removed_by_admins(tmp_path):
         answer = http.post("/v1/chat/completions", json=chat("lighthouse keeper")).json()
         assert "a/b.md#1" in answer["choices"][0]["message"]["content"]
         assert http.post("/v1/documents", json={"documents": [sent["documents"][1]] * 2}).status_code == 400
+        assert http.post("/v1/documents", json=sent | {"acl": ["hr"]}).status_code == 400
         removal = http.delete("/v1/documents", params={"source": "a/b.md"})
         assert removal.json()["chunks"] == added["chunks"] - 1
         assert http.delete("/v1/documents", params={"source": "a/b.md"}).status_code == 404
@@ -901,6 +902,7 @@ def test_replaced_and_removed_sources_are_recorded_as_updates_for_canaries(tmp_p
         {"source": "a", "text": "b\0"},
         {"source": "a", "text": "\ud800"},
         {"source": "a", "text": "b", "metadata": {"x": [1]}},
+        {"source": "a", "text": "b", "acl": ["hr"]},  # beside the metadata it would restrict nothing
     ],
 )
 def test_an_invalid_document_is_refused(tmp_path, bad):

@@ -69,7 +69,11 @@ class TestAlertingEventStore:
         (state,) = open_alerts(store)
         assert time.perf_counter() - began < 10  # benchmarks/honeytoken.py measures the time
         alert = state.alert
-        assert (alert.kind, alert.severity, alert.set) == ("honeytoken_leak", Severity.CRITICAL, "clients and documents")
+        assert (alert.kind, alert.severity, alert.set) == (
+            "honeytoken_leak",
+            Severity.CRITICAL,
+            "clients and documents",
+        )
         assert "api_key" in alert.changes[0] and any("rotate" in a for a in alert.advice)
         assert not any(secret[8:14] in str(e.body) for e in store.scan("alert"))  # contains no part of the token
 

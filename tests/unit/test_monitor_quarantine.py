@@ -353,6 +353,31 @@ class TestQuarantine:
         indexed = {d.id: d for piece, _ in world.index.scan() for d in piece}
         assert indexed["p0"].labels == {"hr"} and not quarantine.pending()
 
+    @pytest.mark.parametrize("first", ["upload", "release"])
+    def test_labels_that_arrive_during_a_release_are_indexed(self, world, monkeypatch, first):
+        quarantine, held = self.held(world)
+        labeled = [replace(one, metadata={"acl": ["hr"]}, digest="@upload-hr") for one in poison(1)]
+        gate = world.gate()
+        update, add = gate.quarantine.update, world.guard.add
+        uploads = [labeled]
+
+        async def add_during_an_upload(documents, tenant):
+            if uploads:
+                await gate.add(uploads.pop())
+            await add(documents, tenant)
+
+        def update_after_a_release(*given):
+            asyncio.run(quarantine.release(held.key, world.guard))
+            return update(*given)
+
+        if first == "upload":
+            monkeypatch.setattr(gate.quarantine, "update", update_after_a_release)
+            world.add(gate, labeled)
+        else:
+            monkeypatch.setattr(world.guard, "add", add_during_an_upload)
+            asyncio.run(quarantine.release(held.key, world.guard))
+        assert {d.id: d for piece, _ in world.index.scan() for d in piece}["p0"].labels == {"hr"}
+
     def test_dropped_sources_are_not_indexed_again(self, world):
         quarantine, held = self.held(world)
         assert asyncio.run(quarantine.drop(held.key, world.guard)).state == "dropped"

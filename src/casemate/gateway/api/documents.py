@@ -37,8 +37,11 @@ Name = Annotated[Text, Field(pattern=r"^[^\s\x00-\x1f\x7f-\x9f][^\x00-\x1f\x7f-\
 NonBlankText = Annotated[Text, Field(pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")]
 
 
-class SourceUpload(RequestModel):
-    """A source: a file, a record or a page. The gateway splits it into chunks."""
+class SourceUpload(RequestModel, extra="forbid"):
+    """A source: a file, a record or a page. The gateway splits it into chunks.
+
+    Unknown fields are refused: ``acl`` beside ``metadata`` would restrict nothing.
+    """
 
     source: Name
     text: NonBlankText
@@ -46,7 +49,7 @@ class SourceUpload(RequestModel):
     metadata: dict[Text, Text | int | bool | list[Text]] = Field(default_factory=dict, max_length=100)
 
 
-class UploadRequest(RequestModel):
+class UploadRequest(RequestModel, extra="forbid"):
     """Body of ``POST /v1/documents``."""
 
     documents: list[SourceUpload] = Field(min_length=1, max_length=MAX_SOURCES)

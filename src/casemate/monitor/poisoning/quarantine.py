@@ -102,17 +102,21 @@ class Quarantine:
         """Quarantines one source with all its chunks; if that fails, they are neither stored nor indexed."""
         return self._hold(_screened_source(results, tenant))
 
-    def update(self, documents: Sequence[Document], tenant: str) -> None:
+    def update(self, documents: Sequence[Document], tenant: str) -> bool:
         """Replaces the chunks of a source in quarantine that came again, if its metadata changed. Its content did not.
 
         Else a release would index it with the first metadata, such as without the access labels that it has now.
+
+        Returns:
+            Whether it is not released. One that was released meanwhile may be indexed with the old metadata.
         """
         key, new = quarantine_key(documents, tenant), [_document_as_json(d) for d in documents]
         known = self.all().get(key)
-        if known is None or known.state != "held" or new == [_document_as_json(d) for d in known.documents]:
-            return
-        now = datetime.now(UTC)
-        self._hold(replace(known, documents=tuple(documents), at=now), f":{now.timestamp():.6f}")
+        if known is not None and known.state == "held" and new != [_document_as_json(d) for d in known.documents]:
+            now = datetime.now(UTC)
+            self._hold(replace(known, documents=tuple(documents), at=now), f":{now.timestamp():.6f}")
+            known = self.all()[key]  # again: an operator may have decided before the update was stored
+        return known is None or known.state != "released"
 
     def record_observed(self, results: Sequence[ScreeningResult], tenant: str) -> QuarantinedSource:
         """Records a suspicious source without its text, and without quarantining it."""
@@ -133,7 +137,10 @@ class Quarantine:
         if not await asyncio.to_thread(_change_rows, guard.index, source, admit=True):
             await guard.add(source.documents, source.tenant)
         await asyncio.to_thread(self._decide, source, "released")
-        return replace(source, state="released")
+        latest = await asyncio.to_thread(self.get, source.key)
+        if latest.documents != source.documents:  # updated meanwhile, such as by access labels
+            return await self.release(source.key, guard)
+        return latest
 
     async def drop(self, key: str, guard: Guard) -> QuarantinedSource:
         """Rejects a source, and removes it from the index if this content was released before."""

@@ -66,10 +66,13 @@ class ScreeningGate(_SinkBeforeGuard):
         uploader: str = "",
     ) -> Mapping[str, Withheld]:
         """Screens documents, quarantines suspicious sources and indexes the others. See ``DocumentSink.add``."""
-        decided = await asyncio.to_thread(self.decided, documents, tenant)
-        for chunks in group_by(documents, lambda d: d.source).values():
-            if decided.get(chunks[0].source) == "quarantined":
-                await asyncio.to_thread(self.quarantine.update, chunks, tenant)
+        decided = dict(await asyncio.to_thread(self.decided, documents, tenant))
+        for source, chunks in group_by(documents, lambda d: d.source).items():
+            if decided.get(source) == "quarantined" and not await asyncio.to_thread(
+                self.quarantine.update, chunks, tenant
+            ):
+                del decided[source]
+                self.skipped.remove(source)
         open_ = [d for d in documents if d.source not in decided]
         vectors = await self.guard.rag.embed(open_, progress)
         found = await asyncio.to_thread(self.screen, open_, vectors, tenant, uploader)
