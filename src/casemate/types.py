@@ -86,27 +86,31 @@ def access_labels(metadata: Mapping[str, Any]) -> frozenset[str] | None:
     >>> access_labels({"metadata": {"acl": ["hr"]}}), access_labels({"acl": ["hr"], "also": [{"ACL": []}]})
     (frozenset({'hr'}), frozenset())
     """
-    named, waiting = named_in(metadata, ACL), list[Any](metadata.values())
+    named: frozenset[str] | None = None
+    waiting: list[Any] = [metadata]
     while waiting:  # iterative, because nesting may exceed the recursion limit
         value = waiting.pop()
         if isinstance(value, str):  # fast path: this is called for every hit of every request
             continue
         if isinstance(value, Mapping):
-            inner = named_in(value, ACL)
+            inner = metadata_names(value, ACL)
             named = inner if named is None else named if inner is None else named & inner
-        if isinstance(value, Mapping | list | tuple):
-            waiting += value.values() if isinstance(value, Mapping) else value
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
     return named
 
 
-def named_in(metadata: Mapping[str, Any], key: str) -> frozenset[str] | None:
+def metadata_names(metadata: Mapping[str, Any], key: str) -> frozenset[str] | None:
     """The names that a metadata key lists, as text; None: the key is missing, or its value is.
 
     Letter case and surrounding spaces of the key do not matter, because ``ACL`` is meant to restrict access, too. Of
     several spellings, only the names that all of them list count.
 
-    >>> named_in({"ACL": "hr", "by": "Ann"}, "acl"), named_in({"acl": ["hr"], "Acl ": []}, "acl"), named_in({}, "acl")
-    (frozenset({'hr'}), frozenset(), None)
+    >>> metadata_names({"ACL": "hr", "by": "Ann"}, "acl"), metadata_names({"acl": ["hr"], "Acl ": []}, "acl")
+    (frozenset({'hr'}), frozenset())
+    >>> metadata_names({}, "acl") is None
+    True
     """
     wanted = key.lower()
     given = [value for name, value in metadata.items() if value is not None and str(name).strip().lower() == wanted]

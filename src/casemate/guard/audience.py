@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, TypeAlias
 
 from casemate.errors import ConfigError
-from casemate.types import READERS, Document, Query, named_in
+from casemate.types import READERS, Document, Query, metadata_names
 
 Unentitled: TypeAlias = Literal["full", "quorum", "nothing"]
 EntitlementFunction: TypeAlias = Callable[[Query, Document], object]
@@ -101,7 +101,7 @@ class AudiencePolicy:
 
     def entitles(self, query: Query, document: Document) -> bool:
         """Whether the client of a query may read a document in full."""
-        if query.groups is None or query.client in (named_in(document.metadata, READERS) or ()):
+        if query.groups is None or query.client in (metadata_names(document.metadata, READERS) or ()):
             return True
         groups = query.groups
         if any(rule.covers_client(groups) and rule.covers_document(document) for rule in self.rules):

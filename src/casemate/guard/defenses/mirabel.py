@@ -39,7 +39,7 @@ from casemate.maths import moments, stats
 from casemate.maths.calibration import Calibration
 from casemate.protocols import CalibratedDefense, Defense, Embedder, EventStore, Index
 from casemate.text.sentences import sentences
-from casemate.types import Action, Document, Hit, Outcome, Query, Retrieval, Vector, Verdict, named_in
+from casemate.types import Action, Document, Hit, Outcome, Query, Retrieval, Vector, Verdict, metadata_names
 
 CALIBRATED_SIGNIFICANCE, PUBLISHED_SIGNIFICANCE = 0.01, 0.05
 """Defaults of ``significance`` by kind of mode."""
@@ -125,7 +125,7 @@ class Mirabel(CalibratedDefense):
 
     def may_read(self, query: Query, document: Document) -> bool:
         """Whether the document's ``readers`` list the client, so that it is never withheld."""
-        return query.client in (named_in(document.metadata, self.readers) or ())
+        return query.client in (metadata_names(document.metadata, self.readers) or ())
 
     async def on_retrieve(self, query: Query, retrieval: Retrieval) -> Outcome[Retrieval]:
         """Removes all hits of the documents that the question is too close to."""
