@@ -60,7 +60,7 @@ def library():
 
     @server.tool(annotations=read_only)
     def summarize(text: str) -> str:
-        """Shorten a text, which is no query."""
+        """Shorten a text, which is not a query."""
         return text[:20]
 
     @server.tool(annotations=ToolAnnotations(read_only_hint=False))

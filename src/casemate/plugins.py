@@ -318,7 +318,7 @@ def _fault(base: type[Any], cls: Any) -> str:
 
 
 def _elsewhere(role: str, name: str) -> str:
-    """Where else a name is registered: in another role, or in a group that is no role; empty if nowhere."""
+    """Where else a name is registered: in another role, or in a group that is not a role; empty if nowhere."""
     for other in ROLES:
         known = name in _files(other) and _classes(other, name)
         if other != role and (known or any(e.name == name for e in _registered(entry_points, other))):

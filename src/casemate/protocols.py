@@ -121,7 +121,7 @@ class Index(Protocol):
 
         Raises:
             DataError: If the vectors have the wrong shape or length, an id occurs twice or belongs to another source, a
-                text is not valid Unicode, or metadata are no JSON. Nothing is then changed.
+                text is not valid Unicode, or metadata are not JSON. Nothing is then changed.
         """
 
     def remove(self, sources: Collection[str], tenant: str = DEFAULT_TENANT) -> int:
@@ -718,7 +718,7 @@ class InjectionAttack:
         raise NotImplementedError
 
     def succeeded(self, injection: Injection, reply: str, instructions: str) -> bool:
-        """Whether a reply shows the effect. A quotation of the instruction is no effect.
+        """Whether a reply shows the effect. A quotation of the instruction is not an effect.
 
         Args:
             injection: Result of `craft`.

@@ -50,7 +50,7 @@ def audience_policy(section: GuardSection, folder: Path) -> AudiencePolicy:
 
     Raises:
         ConfigError: If a rule has neither groups nor metadata, or a key without values; or if the function does not
-            exist, is no function, or is asynchronous.
+            exist, is not a function, or is asynchronous.
     """
     rules = []
     for rule in section.audience.entitled:

@@ -279,7 +279,7 @@ def test_invalid_options_are_rejected(make, why):
 
 def test_a_field_without_vectors_is_rejected_with_the_existing_fields():
     with serving(Elasticsearch(stored_rows(Elasticsearch, 3))) as url:
-        with pytest.raises(DataError, match="'text' is no vector field; the fields are metadata, text, vector"):
+        with pytest.raises(DataError, match="'text' is not a vector field; the fields are metadata, text, vector"):
             collection(Elasticsearch, url, vector="text").open()
     with serving(Weaviate(stored_rows(Weaviate, 3))) as url:
         for wrong in ({"text": "body"}, {"source": "of"}, {"source": "of.name"}, {"title": "body"}):

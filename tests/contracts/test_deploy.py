@@ -81,7 +81,7 @@ def test_probes_use_existing_routes_and_the_grace_period_exceeds_the_shutdown_ti
         assert http_get["path"] in paths and http_get["port"] in ports
         assert container[probe]["timeoutSeconds"] >= 5  # the timeout of /readyz
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
-    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"  # an unreachable store is no reason to restart
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"  # an unreachable store needs no restart
     assert spec["terminationGracePeriodSeconds"] > 30 + int(container["lifecycle"]["preStop"]["exec"]["command"][1])
 
 

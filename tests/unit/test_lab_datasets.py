@@ -113,8 +113,8 @@ NAMES = [f"d{i}" for i in range(20)]
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("[1]", "is no split"),
-        ('{"members": "d1", "nonmembers": []}', "is no split"),
+        ("[1]", "is not a split"),
+        ('{"members": "d1", "nonmembers": []}', "is not a split"),
         ("{", "cannot be read"),
         (json.dumps({"members": ["nobody"], "nonmembers": []}), "'nobody'"),
         (json.dumps({"members": NAMES, "nonmembers": NAMES}), "twice"),

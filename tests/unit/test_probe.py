@@ -109,7 +109,7 @@ class TestVerdict:
             (result(0, control=None), CheckStatus.INCONCLUSIVE, "unknown whether the reader follows"),
             (result(0, retrieved=30), CheckStatus.INCONCLUSIVE, "only 30 % of the contexts"),
             (result(None), CheckStatus.INCONCLUSIVE, "no question"),
-            (result(0, off=0), CheckStatus.PASS, "no evidence about the guard"),
+            (result(0, off=0), CheckStatus.PASS, "not evidence about the guard"),
         ],
     )
     def test_probe_passes_only_if_it_could_have_failed(self, measured, status, why):
@@ -222,11 +222,11 @@ class TestPersonalData:
         mask = {"use": "personal_data", "finder": {"use": "addresses"}}
         measured, check = self.run(place, lambda message: "Write to desk@example.org.", defenses=[mask])
         assert (measured["off"][0], measured["on"][0], check["status"]) == (1.0, 0.0, "pass")
-        assert "no evidence" not in check["reason"]
+        assert "not evidence" not in check["reason"]
 
     def test_pass_without_personal_data_is_no_evidence_about_the_guard(self, place):
         _, check = self.run(place, lambda message: "At noon.")
-        assert check["status"] == "pass" and "no evidence about the guard" in check["reason"]
+        assert check["status"] == "pass" and "not evidence about the guard" in check["reason"]
 
     def test_ignores_values_of_the_question(self, place):
         assert find_new(Addresses(), "Is desk@example.org right?", "Yes, Desk@example.org.") == []
@@ -279,7 +279,7 @@ class TestCommand:
             again = probe(place, reader=reader, questions=80)
             assert len(reader.received) == asked  # a repeated run asks no question
         assert (done.exit_code, again.exit_code) == (0, 0), done.stdout
-        assert "no evidence about the guard" in (place / ".casemate/redteam/probe.html").read_text()
+        assert "not evidence about the guard" in (place / ".casemate/redteam/probe.html").read_text()
 
     def test_simulated_reader_is_inconclusive(self, place):
         done = probe(place, questions=80, variants=tuple(EFFECTS))

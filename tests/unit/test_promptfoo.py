@@ -150,7 +150,7 @@ class TestImport:
             ("{}", "there is no 'results'"),
             ('{"results": {"version": 2, "results": []}}', "version 2; this version reads 3"),
             ('{"results": {"version": 3}}', "there is no 'results'"),
-            ('{"results": {"version": 3, "results": {}}}', "is no list"),
+            ('{"results": {"version": 3, "results": {}}}', "is not a list"),
             ('{"results": {"version": 3, "results": [1]}}', "holds no results"),
             ('{"results": {"version": 3, "results": [{"testCase": 1}]}}', "holds no results"),
             ('{"results": {"version": 3, "results": []}}', "holds no test"),

@@ -66,7 +66,7 @@ def test_a_lower_recall_of_the_guard_is_worse(name):
         (Estimate(0.8, 0.75, 0.85), Estimate(0.2, 0.15, 0.25), 0, 0),
         (Estimate(0.2, 0.15, 0.25), Estimate(0.5, 0.45, 0.55), 0, 1),
         (Estimate(0.52, 0.5, 0.54), Estimate(0.55, 0.53, 0.57), 0, 0),
-        (Estimate(0.52, 0.51, 0.53), Estimate(0.5, 0.4, 0.6), 0, 0),  # a wide interval around one half is no leak
+        (Estimate(0.52, 0.51, 0.53), Estimate(0.5, 0.4, 0.6), 0, 0),  # a wide interval around one half is not a leak
     ],
 )
 def test_an_auc_farther_from_one_half_is_worse(before, after, worse, better):

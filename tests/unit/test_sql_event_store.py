@@ -319,7 +319,7 @@ def test_a_folder_without_write_permission_is_an_error(tmp_path):
         SqlEventStore(f"sqlite:///{folder}/events.db")
 
 
-@pytest.mark.parametrize("content", [b"this is no database, " * 99, b"SQLite format 3\0" + b"\xff" * 5000])
+@pytest.mark.parametrize("content", [b"this is not a database, " * 99, b"SQLite format 3\0" + b"\xff" * 5000])
 def test_a_file_that_is_not_an_event_store_is_an_error(path, content):
     path.write_bytes(content)
     threads = threading.active_count()

@@ -82,8 +82,8 @@ def _parse_time(text: str, now: datetime) -> datetime:
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         raise ConfigError(
-            f"{text!r} is no time between the years 1 and 9999; write how far back, such as 24h (s, m, h or d), or a "
-            "time in ISO 8601, such as 2026-03-01T12:00:00Z"
+            f"{text!r} is not a time between the years 1 and 9999; write how far back, such as 24h (s, m, h or d), or "
+            "a time in ISO 8601, such as 2026-03-01T12:00:00Z"
         ) from None
 
 

@@ -147,7 +147,7 @@ def key_file(app: App) -> HoneytokenKeyFile:
 
 
 def _settings(app: App, tenant: str, style: Style, folder: str) -> PlantingSettings:
-    """Settings; questions about records that are planted already are no benign ones. Writes no key file."""
+    """Settings; questions about records that are planted already are not benign ones. Writes no key file."""
     app.require_documents(tenant)
     planted = {r.source for r in find_records(app.index, key_file(app).load(), tenant).records}
     questions = watched_questions(app, tenant, 500, planted)

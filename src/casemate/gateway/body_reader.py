@@ -34,7 +34,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, receive: Receive, headers: Mapping[str, str], owner: str) -> AsyncIterator[Receive]:
-        """Reads a body; yields a ``receive`` that repeats it. A request without a body is no upload.
+        """Reads a body; yields a ``receive`` that repeats it. A request without a body is not an upload.
 
         The owner is the id of its API key, or ``ANONYMOUS``.
 

@@ -148,7 +148,7 @@ class FrameworkEmbedder(Embedder):
 
 
 def unit_vector(vector: Any) -> Vector:
-    """Normalizes a vector: (dim,), float32, unit length; ``DataError``: it is no vector, zero or not finite."""
+    """Normalizes a vector: (dim,), float32, unit length; ``DataError``: it is not a vector, zero or not finite."""
     found = np.asarray(vector, np.float64)
     length = math.sqrt(found @ found) if found.ndim == 1 else 0.0
     if not 0 < length < math.inf:

@@ -380,7 +380,7 @@ class Protection:
             return await self._allowed(asked, query)
 
     async def _judge_unfiltered(self, asked: GuardedQuery, query: Query, whole: Mapping[str, Any]) -> None:
-        """Judges the question on the whole collection: the few documents that pass a filter are no basis."""
+        """Judges the question on the whole collection: the few documents that pass a filter are not a basis."""
         filtered, asked.options = asked.options, whole
         await self._allowed(asked, query, delivered=False)
         asked.options = filtered

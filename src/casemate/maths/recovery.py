@@ -155,7 +155,7 @@ class Recovery:
         recall: The same with ROUGE-L recall, the share of the chunk that the segment contains in order, (levels, n). At
             ``MIN_ROUGE_L`` this is CRR-recall. Either measure can be larger: a long answer that contains the chunk has
             recall 1 and low F1; half of the chunk has recall .5 and F1 .67.
-        closest: Largest cosine of each chunk with any segment that is no window, (n,), accurate to 1e-4; -1 without
+        closest: Largest cosine of each chunk with any segment that is not a window, (n,), accurate to 1e-4; -1 without
             segments. Its mean is RAGCrawler's semantic fidelity.
     """
 

@@ -54,7 +54,7 @@ ATTACKERS = (
     "Mirabel, with the published rule at .05, comes first. The bound does not include its decisions.",
 )
 REMARKS = (
-    "With so much noise, the answers of the offline pair are no sentences. They protect because they state nothing. "
+    "With so much noise, the answers of the offline pair are not sentences. They protect because they state nothing. "
     "Table 7 shows the cost.",
 )
 

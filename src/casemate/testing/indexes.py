@@ -178,7 +178,7 @@ def _refuses_what_does_not_fit(make: MakeIndex, exact: bool) -> None:
             "an id that is given twice": documents[0],
             "an id of another source": replace(documents[2], id="b/0"),
             "half of a surrogate pair": replace(documents[2], text="\ud800"),
-            "metadata that is no JSON": replace(documents[2], metadata={"x": object()}),
+            "metadata that is not JSON": replace(documents[2], metadata={"x": object()}),
         }.items():
             _refused(DataError, partial(index.add, [*documents[:2], last], good), what)
         agree(index, oracle, exact)

@@ -105,7 +105,7 @@ _ELIDED = re.compile(
 """A French or Italian function word without its last vowel, before the word that it belongs to."""
 _ELIDING = frozenset(("fr", "it"))
 _LEAST = 2
-"""Function words of a text in another language than English, at least: "Los Angeles" is no Spanish."""
+"""Function words of a text in another language than English, at least: "Los Angeles" is not Spanish."""
 _SHARE = 0.5
 _READ = 2000
 """Characters of a text whose words are counted."""

@@ -1,4 +1,4 @@
-"""Words that are no names of persons, in eight languages, written for this project.
+"""Words that are not names of persons, in eight languages, written for this project.
 
 The words are in ``ordinary_words.txt``, a section for each language. Those of English are complete words, those of
 other languages are beginnings of words. ``names`` are words of any of them that are surnames or first names, too, such

@@ -102,7 +102,7 @@ def restore_names(question: str, text: str) -> str:
     """Restores the capital letters of names in a question from a text.
 
     A name is a word that the text capitalizes within a sentence, or before a capitalized word, and never writes in
-    lower case. Function words are no names.
+    lower case. Function words are not names.
 
     >>> restore_names("What do we have about priya Natarajan and bread?", "Priya Natarajan works. Bread is baked at 5.")
     'What do we have about Priya Natarajan and bread?'

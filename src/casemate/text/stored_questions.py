@@ -1,7 +1,7 @@
 """Questions that documents contain: forum posts, collections of problems, lists of frequently asked questions.
 
-A user may ask such a question word for word. So an equal question is no evidence that the client has the document; only
-words of the rest are. Questions are found by rules, without a language model.
+A user may ask such a question word for word. So an equal question is not evidence that the client has the document;
+only words of the rest are. Questions are found by rules, without a language model.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class MilvusServer:
         self._connecting = threading.Lock()
 
     def connect(self) -> None:
-        """Connects. Idempotent. ``BackendError``: the server cannot be reached, is too old, or is no Milvus server."""
+        """Connects. Idempotent. ``BackendError``: the server is not reachable, too old, or not a Milvus server."""
         from pymilvus import MilvusClient
 
         with self._connecting, self.translate_errors():

@@ -48,7 +48,7 @@ class QdrantServer:
         """A client, after a first call has verified the server's version.
 
         Raises:
-            BackendError: If the server cannot be reached, is too old, or is no Qdrant server.
+            BackendError: If the server cannot be reached, is too old, or is not a Qdrant server.
         """
         from qdrant_client import QdrantClient
 

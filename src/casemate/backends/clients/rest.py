@@ -42,7 +42,7 @@ class RestServer:
 
         Raises:
             MissingExtra: If httpx is not installed.
-            BackendError: If the address is no URL.
+            BackendError: If the address is not a URL.
         """
         with needs("casemate[http]"):
             import httpx

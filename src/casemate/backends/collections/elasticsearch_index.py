@@ -87,7 +87,7 @@ class ElasticsearchIndex(RowCollection):
         found = _field_mapping(mapping["mappings"], self.vector)
         if found.get("type") not in ("dense_vector", "knn_vector"):
             known = ", ".join(sorted(mapping["mappings"].get("properties", {})))
-            raise DataError(f"{self.name}: {self.vector!r} is no vector field; the fields are {known}")
+            raise DataError(f"{self.name}: {self.vector!r} is not a vector field; the fields are {known}")
         metric = found.get("similarity") or found.get("space_type") or found.get("method", {}).get("space_type")
         self.by_cosine = metric in ("cosine", "cosinesimil") or (metric is None and not self._open_search)
         return int(found.get("dims") or found.get("dimension") or 0)

@@ -39,7 +39,7 @@ class RowCollection(VectorCollection):
         text: Field of the text. ``a.b`` is the field ``b`` in the mapping ``a``.
         source: Field with the name of the row's source document. Empty: none.
         title: Field of the title. Empty: none.
-        own_fields: Fields that are no metadata, such as the vector's.
+        own_fields: Fields that are not metadata, such as the vector's.
     """
 
     name: str = ""

@@ -36,7 +36,7 @@ async def ask(request: PageRequest) -> Page:
     context = await request.in_thread(_form, request, chosen, question)
     key = next((key for key in context["clients"] if key.id == chosen), None)
     if key is None:
-        raise HTTPException(403, "This is no client key of your tenants. Choose one from the list.")
+        raise HTTPException(403, "This is not a client key of your tenants. Choose one from the list.")
     query = query_of(key, question, key.id, request.app.config.rag.k)
     try:
         answer = await verdict_log.ask(request.app.unrecorded_target(), query)

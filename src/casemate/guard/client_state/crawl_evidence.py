@@ -425,7 +425,7 @@ class CrawlEvidence:
             self._expire(self._client(query))
 
     def record_given(self, query: Query, disclosed: Mapping[str, int], shortened: bool) -> None:
-        """Records documents that the client itself was given. They are no evidence: what it copies is not seen.
+        """Records documents that the client itself was given. They are not evidence: what it copies is not seen.
 
         Args:
             query: The question.
@@ -462,7 +462,7 @@ class CrawlEvidence:
             return
         state, together = self._named(tenant, client), self._tenant(tenant)
         for phrase in _unpack(body.get("repeated", "")):
-            state.phrases.pop(phrase, None)  # the client used it, so repeating it is no further evidence
+            state.phrases.pop(phrase, None)  # the client used it, so repeating it is not further evidence
             together.phrases.pop(phrase, None)
         told = key_of(tenant, client)[1], at
         for phrase in _unpack(body.get("said", "")):

@@ -6,7 +6,7 @@ their recognition are in ``watermarks.honeytoken_keys``; ``monitor.honeytokens``
 
 No account uses the credential, so no legitimate answer contains it. Answers are searched while they are generated, and
 end before the first letter of the token; the event is recorded at that moment. Records are retrieved like all
-documents. One record in a context is no evidence. A crawler cannot avoid several different ones.
+documents. One record in a context is not evidence. A crawler cannot avoid several different ones.
 
 Deviation: the page searches the finished answer for the token as written. Here the stream delays text that could be the
 start of a token in any disguise that ``watermarks.detection`` recognizes: 36 letters, at most 1,000 characters.

@@ -358,7 +358,7 @@ class _Decision:
         return self.allowances[source]
 
     def _is_new_question(self) -> bool:
-        """Whether the client asks this for the first time: a repeated question is no further evidence."""
+        """Whether the client asks this for the first time: a repeated question is not further evidence."""
         text = " ".join(self.query.text.lower().split())
         return self.mirabel.seen_questions.is_first(str(hash((*self.client, text))))
 

@@ -71,7 +71,7 @@ def with_paraphrases(text: str, paraphrases: Mapping[str, Sequence[str]], name: 
     r"""The text of a canary file with paraphrases by canary id; all other text, comments included, stays as it is.
 
     Raises:
-        DataError: If the text is no valid canary file, or the result is none.
+        DataError: If the text is not a valid canary file, or the result is none.
 
     >>> with_paraphrases("- id: a\n  query: Why?\n  expected_refusal: true\n", {"a": ["Tell me why."]})
     '- id: a\n  paraphrases: ["Tell me why."]\n  query: Why?\n  expected_refusal: true\n'
@@ -158,7 +158,7 @@ def _compose_yaml(text: str, name: str) -> yaml.Node | None:
     """Parses YAML to nodes; None for an empty file.
 
     Raises:
-        DataError: If the text is no YAML, has aliases or is too long; the message has the line.
+        DataError: If the text is not YAML, has aliases or is too long; the message has the line.
     """
     if len(text) > MAX_FILE_CHARACTERS:
         raise DataError(f"{name} has {len(text):,} characters; at most {MAX_FILE_CHARACTERS:,} are allowed")

@@ -61,7 +61,7 @@ TITLED_NAME = re.compile(r"(?:Dr|Mr|Mrs|Ms|Prof|Professor|Sister|Nurse|Sir|Dame)
 """A person with a title."""
 _WORD = re.compile(r"[A-Za-z][\w'’-]*\w|[A-Za-z]")
 _VAGUE = frozenset(_WORDS["vague"].split()) | frozenset(NUMBER_WORDS)
-"""Words that say little in a phrase, or are no part of one."""
+"""Words that say little in a phrase, or are not part of one."""
 _PAST = frozenset(_WORDS["past"].split())
 """Irregular past forms and participles."""
 _ADJECTIVE = re.compile(r"(?:ed|ing|ly|ous|ful|less|able|ible|ive|ic|al|ary|est|ish|(?<!m)ent|ant|ory)$")

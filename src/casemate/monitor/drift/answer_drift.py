@@ -106,7 +106,7 @@ def windows_by_run(results: Iterable[CanaryResult]) -> list[list[Observation]]:
 
 
 def observations_of_verdicts(events: Iterable[Event], without: str | tuple[str, ...] = "canary") -> list[Observation]:
-    """Which questions of traffic were flagged, by verdict events; clients with these prefixes are no traffic."""
+    """Which questions of traffic were flagged, by verdict events; clients with these prefixes are not traffic."""
     found: dict[str, Observation] = {}
     for event in events:
         body = event.body

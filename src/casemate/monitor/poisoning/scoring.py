@@ -407,7 +407,7 @@ def _signal_thresholds(surprises: Sequence[Mapping[str, float]], modeled: int, r
 
 
 def _distinct(vectors: Vector) -> list[int]:
-    """Rows that are no near-duplicate of an earlier one, in order. At least two are left."""
+    """Rows that are not near-duplicates of an earlier one, in order. At least two are left."""
     kept: list[int] = []
     for i, row in enumerate(vectors @ vectors.T):
         if not kept or row[kept].max() < NEAR_COPY:

@@ -140,7 +140,7 @@ def _first_words(text: str, most: int) -> str:
 def _question_form(head: str) -> float:
     """1: a question by its form. 1/2: it may be one, or it begins with a small letter. 0: anything else.
 
-    A comma makes it a clause. An acronym is no question word ("WHO recommends ...").
+    A comma makes it a clause. An acronym is not a question word ("WHO recommends ...").
     """
     sentence = head.strip(_MARKS)[:MAX_QUESTION_LENGTH]
     end = head[len(head.rstrip(_MARKS)) - 1 :]

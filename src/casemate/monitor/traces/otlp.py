@@ -143,7 +143,7 @@ def spans_of(request: Any, now: datetime) -> TraceRequest:
     """Reads the spans of a request in the JSON mapping; for ``now`` see ``parse_protobuf``.
 
     Raises:
-        DataError: If it is no trace request, or has more than ``MAX_SPANS`` spans.
+        DataError: If it is not a trace request, or has more than ``MAX_SPANS`` spans.
     """
     if not isinstance(request, Mapping):
         raise DataError("an OTLP trace request is a JSON object with 'resourceSpans'")

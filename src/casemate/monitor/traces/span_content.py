@@ -249,7 +249,7 @@ def _text_in_list(raw: Sequence[Any], keys: Sequence[str], roles: set[str], dept
 
 
 def _role(message: Mapping[str, Any]) -> str:
-    """Role of a message, also in LangChain's serialized forms; empty if the value is no message."""
+    """Role of a message, also in LangChain's serialized forms; empty if the value is not a message."""
     role = message.get("role")
     if role is None and message.get("type") in ("human", "ai", "system", "tool"):
         role = message["type"]
@@ -259,7 +259,7 @@ def _role(message: Mapping[str, Any]) -> str:
 
 
 def _is_media(part: Any) -> bool:
-    """Whether a part of a message is no text: an image, a call of a tool."""
+    """Whether a part of a message is not text: an image, a call of a tool."""
     return isinstance(part, Mapping) and part.get("type") not in (None, "text", "output_text", "input_text")
 
 

@@ -7,7 +7,7 @@ poison part of the baseline (METHODS D6). An older baseline can be accepted agai
 
 A canary whose document the operator has replaced can no longer pass. Indexing records which sources the operator
 changed (``record_source_updates``); canaries that depend on them are outdated: they are asked and shown, but do not
-alert. A document that disappears or changes without such a record is no update, and its canary alerts.
+alert. A document that disappears or changes without such a record is not an update, and its canary alerts.
 
 Functions that use the store raise ``BackendError`` if it fails.
 """

@@ -238,7 +238,7 @@ def analyze_run(
     baselines = tuple(c.flakes for c in watched.canaries)
     lasting = {i for i, c in canaries.items() if c.failing}
     for canary, (at, passed) in verdicts.items():
-        if passed or not unanswered:  # an unreachable target is no error of the canary
+        if passed or not unanswered:  # an unreachable target is not an error of the canary
             canaries[canary] = _update_canary(canaries[canary], at, passed, baselines)
     judged = {i: passed for i, (_, passed) in verdicts.items() if passed}
     p_value, together = _test_failure_count(judged, {i for i in by_id if before[i]} | lasting, by_id, limits)

@@ -1,6 +1,6 @@
 """Liveness checks of external targets: they are reachable, answer from their collection, and accept questions.
 
-Without them, a low attack metric is no evidence about the target.
+Without them, a low attack metric is not evidence about the target.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def judge_results(path: Path, limit: float) -> CampaignResult:
     ``limit`` is the share of questions in which an injected instruction may be followed.
 
     Raises:
-        DataError: If the file is no such file, or holds no exported test, or one twice for a model.
+        DataError: If the file is not such a file, or holds no exported test, or one twice for a model.
         ConfigError: If an injection attack is not known.
     """
     rows, foreign = _read(path)
@@ -237,7 +237,7 @@ def _read(path: Path) -> tuple[list[_Row], int]:
             raise DataError(f"{path} has promptfoo's version {summary.get('version')!r}; this version reads {VERSION}")
         entries = summary["results"]
         if not isinstance(entries, list):
-            raise TypeError("results.results is no list")
+            raise TypeError("results.results is not a list")
         rows = [row for number, entry in enumerate(entries) if (row := _row(path, number, entry))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"there is no {error}" if isinstance(error, KeyError) else error

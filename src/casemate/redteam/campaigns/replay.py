@@ -142,7 +142,7 @@ def read_recorded(path: Path) -> RecordedSet:
     """Reads a recorded set.
 
     Raises:
-        DataError: If the file cannot be read, or a line is no trial; the error names the line.
+        DataError: If the file cannot be read, or a line is not a trial; the error names the line.
     """
     about: dict[str, Any] = {}
     trials: list[RecordedTrial] = []

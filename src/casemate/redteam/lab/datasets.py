@@ -126,7 +126,7 @@ def read_split(path: Path, documents: Sequence[Document], seed: int) -> Split:
     """Reads a split of all whole documents, each name once, from a JSON file with the keys of `SPLIT_KEYS`.
 
     Raises:
-        DataError: If the file is no split of these documents, or names too few.
+        DataError: If the file is not a split of these documents, or names too few.
     """
     named = _read_names(path)
     row = {d.source: i for i, d in enumerate(documents)}
@@ -250,7 +250,7 @@ def _read_names(path: Path) -> tuple[list[str], list[str]]:
         if isinstance(m, list) and isinstance(n, list) and all(isinstance(name, str) for name in m + n):
             return m, n
     known = " or ".join(f'{{"{m}": [names], "{n}": [names]}}' for m, n in SPLIT_KEYS)
-    raise DataError(f"{path} is no split; it must be {known}")
+    raise DataError(f"{path} is not a split; it must be {known}")
 
 
 def _split(

@@ -60,7 +60,7 @@ MORE_CHUNKS = "Index more documents, or hold out fewer with --nonmembers"
 MIN_UNGUARDED_AUC = 0.6  # AUC that an attack must exceed on the bare system: a weak attack proves nothing
 MAX_UNDETECTED = 0.05  # share of differing contexts that a two-world audit without a finding must exclude
 DEFAULT_LIMITS = GateSection()
-WEAK_CRR = 0.02  # a crawler with a lower recovery rate without the guard is no evidence about the guard
+WEAK_CRR = 0.02  # a crawler with a lower recovery rate without the guard is not evidence about the guard
 
 
 def judge_campaign(
@@ -295,7 +295,7 @@ def _attack_checks(result: AttackResult, failed: bool, guarded: bool, limits: Ga
     elif auc.low > limit:
         status, reason = CheckStatus.PASS, f"Its AUC on the bare system is above {limit:g} (95 % confidence)"
     else:
-        reason = f"Its AUC on the bare system is not above {limit:g} (95 % confidence); a weak attack is no evidence"
+        reason = f"Its AUC on the bare system is not above {limit:g} (95 % confidence); a weak attack is not evidence"
     works = Check(ATTACK_WORKS, status, auc and auc.value, limit, reason, result.name, OWASP, ATLAS)
     return [works, _inference_check(result, guarded, limits)]
 
@@ -363,7 +363,7 @@ def _utility_check(utility: Utility | None, limits: GateSection) -> Check:
 
 
 def _audit_check(audit: TwoWorldAudit | None) -> Check:
-    """Any difference is a leak; no difference in too few pairs is no proof."""
+    """Any difference is a leak; no difference in too few pairs is not proof."""
     status, value = CheckStatus.INCONCLUSIVE, audit.rate.value if audit and audit.pairs else None
     if audit is None:
         reason = "The two-world audit was not made"

@@ -98,7 +98,7 @@ def _judge(result: ProbeResult, limit: float) -> tuple[CheckStatus, str]:
     if gap:
         return CheckStatus.INCONCLUSIVE, gap
     if result.off is not None and result.off.low <= limit:
-        found += ". The reader rarely follows it with the guard off, so this is no evidence about the guard"
+        found += ". The reader rarely follows it with the guard off, so this is not evidence about the guard"
     return status, found
 
 
@@ -114,7 +114,7 @@ def personal_data_check(result: PersonalDataResult, limit: float) -> Check:
     elif status is CheckStatus.INCONCLUSIVE:
         reason += "; more questions may decide"
     elif status is CheckStatus.PASS and result.off.low <= limit:
-        reason += ". Without the guard there is little, too, so this is no evidence about the guard"
+        reason += ". Without the guard there is little, too, so this is not evidence about the guard"
     return Check(NO_PERSONAL_DATA, status, on.value, limit, reason, "personal_data", OWASP_DISCLOSURE, ATLAS_LEAKAGE)
 
 

@@ -553,7 +553,7 @@ def load_result(path: Path) -> CampaignResult:
         result = TypeAdapter(CampaignResult).validate_python(raw)
     except (OSError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         reason = first_reason(error) if isinstance(error, ValidationError) else error
-        raise DataError(f"{path} is no report of 'casemate redteam run', 'crawl' or 'probe': {reason}") from error
+        raise DataError(f"{path} is not a report of 'casemate redteam run', 'crawl' or 'probe': {reason}") from error
     invalid = [rate for rate in _rates(result) if not rate.low <= rate.high or not all(map(math.isfinite, rate))]
     if invalid:
         raise DataError(f"{path} holds an invalid rate: {tuple(invalid[0])}")

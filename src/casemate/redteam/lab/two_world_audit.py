@@ -152,7 +152,7 @@ async def two_world_audit(
     `identity` "campaign". The audit compares the questions in which the first world withholds the member, up to the
     first question that shows the member. From then on the client's history differs for any guard, and the attacker has
     seen the member: that counts as exposure. The comparison also ends at the first question that neither shows nor
-    withholds the member but has a different context: later differences are no trace of withholding. This is counted
+    withholds the member but has a different context: later differences are not a trace of withholding. This is counted
     separately.
     A member is counted, but not compared, if no calibration fits both worlds, or a defense has too few chunks in one.
     The interval of the rate has members as its sampling unit: questions about one member are correlated.

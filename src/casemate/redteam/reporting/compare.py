@@ -216,7 +216,7 @@ def _paired(new: CampaignResult, old: CampaignResult) -> Iterator[ReportChange]:
 def _scores(campaign: CampaignResult, attack: str, side: str) -> dict[tuple[str, bool], float]:
     """The scores of an attack by candidate and membership. One split has one alias for each candidate.
 
-    NaN, which has no rank, is no score.
+    NaN, which has no rank, is not a score.
     """
     found = {}
     for session in campaign.sessions:

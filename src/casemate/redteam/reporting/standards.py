@@ -92,7 +92,7 @@ REQUIREMENTS = (
 def related_requirements(checks: Iterable[Check]) -> list[Requirement]:
     """The requirements that completed checks give evidence about, in the order of ``REQUIREMENTS``.
 
-    A check that failed to run, or was inconclusive, is no evidence.
+    A check that failed to run, or was inconclusive, is not evidence.
     """
     completed = (c for c in checks if c.status in (CheckStatus.PASS, CheckStatus.FAIL))
     tested = {technique for check in completed for technique in check.atlas}

@@ -207,9 +207,9 @@ def describe_attack(result: AttackResult) -> str:
 
 
 def guard_effect(result: AttackResult) -> str:
-    """A warning where the difference between guard off and on is no effect of the guard; else empty."""
+    """A warning where the difference between guard off and on is not an effect of the guard; else empty."""
     if result.off and result.off.auc.low <= 0.5 <= result.off.auc.high:
-        return "The attack fails even with the guard off, so this is no evidence about the guard."
+        return "The attack fails even with the guard off, so this is not evidence about the guard."
     drop = result.auc_drop
     if drop and drop.high < 0:
         return "The attack is stronger with the guard."

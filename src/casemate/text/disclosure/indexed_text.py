@@ -52,7 +52,7 @@ class IndexedText:
         scripts: Scripts of its letters, except Latin.
         pairs: Pairs of letters in all content words, as numbers.
         outline: The outline of its parts between spaces.
-        starts: For each of these parts that is no number, the number of words before it; and the number of all words.
+        starts: The number of words before each of these parts that is not a number; and the number of all words.
     """
 
     def __init__(self, text: str) -> None:

@@ -107,7 +107,7 @@ class Quorum(Defense):
 
     def __post_init__(self) -> None:
         if self.support < 2:
-            raise ConfigError(f"{NAME}.support is {self.support}; it must be at least 2: one unit is no quorum")
+            raise ConfigError(f"{NAME}.support is {self.support}; it must be at least 2: one unit is not a quorum")
         require_range(NAME, self, "jitter period_days units words sentences answers", at_least=1)
         require_range(NAME, self, "break_glass", at_least=0)
         require_range(NAME, self, "writer_s", above=0)

@@ -32,7 +32,7 @@ _JOINING = ".,:'’·٫٬"
 """Characters between digits of one number: before decimals and thousands, in times."""
 _BEFORE = rf"(?<!\d[{_JOINING}])"
 _AFTER = rf"(?![{_JOINING}]\d|[ \u00a0\u2009\u202f]\d{{3}}(?!\d)|[²³¹¼-¾⁰-₉⅐-↋])"
-"""Between these, a number is no part of a longer one: no decimals, thousands, powers or fractions."""
+"""Between these, a number is not part of a longer one: no decimals, thousands, powers or fractions."""
 _NO_LETTER = r"(?![^\W\d_s](?![^\W\d_])(?!(?<=T)\d))"
 """No single letter follows, as in *12a*. Allowed are that of a plural, and that between date and time: *01T07:05*."""
 _NUMBER_NAMES = {number: name for name, number in NUMBER_WORDS.items()} | {"1": "one"}
@@ -40,7 +40,7 @@ _LARGE = "hundred thousand million billion".split()
 _TENS = [name for name, number in NUMBER_WORDS.items() if number[1:] == "0"]
 _NO_TENS = "".join(rf"(?<!\b{word}[\W_])" for word in _TENS + _LARGE)
 _NO_MORE = rf"(?![\W_]{{1,3}}(?:{'|'.join(['one', *NUMBER_WORDS, *_LARGE])})\b)"
-"""Between these, an English number is no part of a longer one, as *seven* is of *twenty-seven* and *seven hundred*."""
+"""Between these, an English number is not part of a longer one, as *seven* is of *twenty-seven* and *seven hundred*."""
 
 
 def find_codes(text: str) -> Iterator[str]:
@@ -60,7 +60,7 @@ def find_codes(text: str) -> Iterator[str]:
 
 
 def without_codes(text: str, codes: Iterable[str]) -> str:
-    """Replaces the codes of a question. Its numbers stay: they are no words."""
+    """Replaces the codes of a question. Its numbers stay: they are not words."""
     for code in codes:
         text = text if NUMBER.fullmatch(code) else text.replace(code, " 0 ")
     return text

@@ -43,10 +43,10 @@ _MARKS = re.compile(f"[{_MARK_CHARACTERS}]+")
 _NUMBERING = re.compile(
     r"([ \t>#]*(?:[-*+•][ \t]{1,9})?)(?:\d{1,3}[.)]|\((?:\d{1,3}|[a-z]{1,3})\)|[a-z]{1,2}\))(?=[ \t]+\S)"
 )
-"""The number or letter of a list item or paragraph: it counts items, and is no number that the text states."""
+"""The number or letter of a list item or paragraph: it counts items, and is not a number that the text states."""
 _FIRST_PERSON = frozenset("I I'm I've I'll I'd I’m I’ve I’ll I’d".split())
 _PRONOUNS = _FIRST_PERSON | frozenset("Sie Ihnen Ihr Ihre Ihrem Ihren Ihrer".split())
-"""Pronouns with a capital inside a sentence. They are no names."""
+"""Pronouns with a capital inside a sentence. They are not names."""
 _UNNAMING = ALL_FUNCTION_WORDS - frozenset("a it long may us will".split())
 """Function words but those that with a capital are parts of names, as in *Will Lee*, *IT* and *Vitamin A*."""
 MIN_COVERAGE = 0.5
@@ -238,7 +238,7 @@ class AskedQuestion:
         return token.stems <= self.stems
 
     def asks(self, token: Token) -> bool:
-        """Whether a token is no keyword of an answer: its words, or those of its lemma, are in the question."""
+        """Whether a token is not a keyword of an answer: its words, or those of its lemma, are in the question."""
         return token.stems <= self.stems or self.contains(token.lemma)
 
     def contains(self, name: str) -> bool:
@@ -306,7 +306,7 @@ def read_text(text: str, questions: bool = False) -> tuple[Sentence, ...]:
     """
     text = _composed(text)
     languages = languages_of(text)
-    text = without_escapes(_without_numbering(without_links(text)))  # an escaped number is no list item
+    text = without_escapes(_without_numbering(without_links(text)))  # an escaped number is not a list item
     text = without_elision(text, languages)
     known = function_words(languages)
     marked = _MARKS.search(text) is not None
@@ -334,7 +334,7 @@ def _plain(text: str) -> str:
 
 
 def _without_numbering(text: str) -> str:
-    r"""Replaces the numbers of list items by hyphens. A line that continues a sentence is no list item.
+    r"""Replaces the numbers of list items by hyphens. A line that continues a sentence is not a list item.
 
     >>> _without_numbering("Steps:\n1. Mix\n2. Bake\n\nIt opens on\n1. May.").split("\n")
     ['Steps:', '- Mix', '- Bake', '', 'It opens on', '1. May.']

@@ -1,6 +1,6 @@
 """What a question is about, and whether a unit is about something else.
 
-**A unit is about another subject if it lacks a word of the question that is no ordinary word**, such as a name or code.
+**A unit is about another subject if it lacks a word of the question that is not an ordinary word**, such as a name.
 Letter case, order and separators do not matter. The decision depends on the question, the unit and lists of words,
 never on other units. Otherwise, the presence of a record would decide whether others abstain.
 """
@@ -30,7 +30,7 @@ _PARTICLES = frozenset(
 )
 """Words between parts of a name. So are initials."""
 _INTERROGATIVES = frozenset("when how what who where which why".split())
-"""Words after which *will*, *may* and *long* are no names."""
+"""Words after which *will*, *may* and *long* are not names."""
 _NEAR = 3
 """Words between which parts of a name are neighbors, as in *Ann de la Cruz*."""
 MAX_MISSING = 1
@@ -160,7 +160,7 @@ def _are_near(places: tuple[str, ...], one: str, other: str) -> bool:
 
 
 def _is_alphabetic(word: str) -> bool:
-    """Whether a word has no digit. Vowel signs of Indic scripts are no letters in Unicode."""
+    """Whether a word has no digit. Vowel signs of Indic scripts are not letters in Unicode."""
     return not any(map(str.isdigit, word))
 
 
@@ -199,7 +199,7 @@ def _is_known(words: Sequence[str]) -> bool:
 def _names(text: str) -> tuple[list[tuple[str, str]], set[str]]:
     """Words that are required as neighbors, in identifiers and names, and single words that are required.
 
-    A word that may be a name is required if it is no ordinary word, or has such a neighbor. Two ordinary words, such as
+    A possible name is required if it is not an ordinary word, or has such a neighbor. Two ordinary words, such as
     *grace long*, must be neighbors in the unit, too: it may contain both for other reasons. So must joined words.
     """
     joined = (_WORD.findall(name) for name in _IDENTIFIER.findall(text.lower()))
