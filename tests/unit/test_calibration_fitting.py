@@ -6,6 +6,7 @@ import asyncio
 import json
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
@@ -348,9 +349,9 @@ class AsksTenQuestions(MembershipAttack):
 def test_questions_per_attack_and_document_are_limited(system, monkeypatch):
     retrieved_questions, real = [], module._Fitter.retrieve
 
-    async def record_questions(work, questions):
-        retrieved_questions.extend(questions)
-        return await real(work, questions)
+    async def record_questions(work, *groups):
+        retrieved_questions.extend(chain.from_iterable(groups))
+        return await real(work, *groups)
 
     monkeypatch.setattr(module._Fitter, "retrieve", record_questions)
     attack, counts, totals = AsksTenQuestions(), [], []

@@ -76,6 +76,13 @@ def test_progress_sums_to_the_number_of_texts(minilm: MiniLM) -> None:
     assert sum(done) == len(TEXTS)
 
 
+def test_progress_is_in_proportion_to_tokens(minilm: MiniLM) -> None:
+    """One long text takes as long as many short ones, so the count of texts alone would mislead the time left."""
+    done: list[int] = []
+    minilm.embed(["word " * 250] + ["word"] * 84, done.append)  # 252 tokens, then 84 times 3
+    assert done[0] == 85 // 2 and sum(done) == 85
+
+
 def test_spans_are_the_tokens_of_the_text(minilm: MiniLM) -> None:
     text = "The KLÄGER, n° 12\nowed rent-arrears: 東京 👩‍🚀"
     spans = minilm.spans(text)

@@ -85,18 +85,24 @@ class MiniLM(Embedder):
         return MAX_TOKENS - 2
 
     def embed(self, texts: Sequence[str], progress: Progress | None = None) -> Vector:
-        """Embeds texts in order: (n, 384), float32, unit rows. Sorts by length internally to reduce padding."""
+        """Embeds texts in order: (n, 384), float32, unit rows. Sorts by length internally to reduce padding.
+
+        ``progress`` counts texts in proportion to their tokens: long texts come first, and the time left stays right.
+        """
         out = np.empty((len(texts), DIM), np.float32)
         rows = [[self._first, *self._tokenizer.encode(text)[: self.max_tokens], self._last] for text in texts]
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+        tokens, embedded, counted = sum(map(len, rows)), 0, 0
         while order:
             longest = len(rows[order[0]])
             size = max(1, BATCH_TOKENS // longest)
             size = sum(len(rows[i]) >= MIN_FILL * longest for i in order[:size])
             batch, order = order[:size], order[size:]
             out[batch] = self._run([rows[i] for i in batch])
-            if progress:
-                progress(len(batch))
+            embedded += sum(len(rows[i]) for i in batch)
+            if progress and (count := len(texts) * embedded // tokens - counted):
+                counted += count
+                progress(count)
         return out
 
     def spans(self, text: str) -> Sequence[tuple[int, int]]:

@@ -167,10 +167,10 @@ async def calibrate(
     scored = sum(source not in fitted_on for _, source, _ in written) + 2 * len(to_judge)
     work = len(written) + len(to_fit) + len(to_judge) + scored
     with steps(f"calibrating {defense.name}: benign questions and scripted attack questions", work) as fitter.progress:
-        probes = await fitter.retrieve(written)
-        fitting = await fitter.retrieve([("", "", text) for text in to_fit])
+        probes, fitting, judged = await fitter.retrieve(
+            written, [("", "", text) for text in to_fit], [("", "", text) for text in to_judge]
+        )
         weighted = fitter.fit_weights(fitting, [p for p in probes if p.source in fitted_on])
-        judged = await fitter.retrieve([("", "", text) for text in to_judge])
         if weighted is None or not judged:
             return fitter.empty(fitter.why_not_fitted(fitting if judged else ()))
         calibration = await fitter.add_distribution(weighted, judged)
@@ -275,13 +275,18 @@ class _Fitter:
                 found += [(name, document.source, questions[i]) for i in order]
         return found
 
-    async def retrieve(self, questions: Sequence[tuple[str, str, str]]) -> list[_RetrievedQuestion]:
-        """Embeds and searches questions; those that the system refuses are dropped."""
-        usable = [question for question in questions if self._is_answerable(question[2])]
-        embed = self.rag.embedder.embed
-        vectors = await asyncio.to_thread(embed, [text for _, _, text in usable], self.progress)
-        found = [await self._search(vector) for vector in vectors]
-        return [_RetrievedQuestion(*question, retrieval) for question, retrieval in zip(usable, found, strict=True)]
+    async def retrieve(self, *groups: Sequence[tuple[str, str, str]]) -> list[list[_RetrievedQuestion]]:
+        """Embeds and searches groups of questions; those that the system refuses are dropped.
+
+        All are embedded in one call, so that the progress is even: groups differ in the length of questions.
+        """
+        usable = [[question for question in questions if self._is_answerable(question[2])] for questions in groups]
+        texts = [text for questions in usable for _, _, text in questions]
+        vectors = iter(await asyncio.to_thread(self.rag.embedder.embed, texts, self.progress))
+        return [
+            [_RetrievedQuestion(*question, await self._search(next(vectors))) for question in questions]
+            for questions in usable
+        ]
 
     def _is_answerable(self, text: str) -> bool:
         try:
