@@ -146,7 +146,7 @@ async def _index_in_time(
     """
     work.sink.embedder.embed(["The first call loads the model."])
     began, waiting, done, problems = time.monotonic(), dict(sizes), 0, dict[str, Problem]()
-    with steps("indexing the documents", sum(sizes.values()) or None) as count:
+    with steps("indexing the documents, in bytes", sum(sizes.values()) or None) as count:
         limit: float = FIRST_BYTES
         while waiting and limit > 0:
             part = _next_part(waiting, limit) or ([] if done else [min(waiting, key=lambda name: waiting[name])])
