@@ -857,15 +857,74 @@ def test_requests_more_hits_until_enough_units_are_found():
     assert not asyncio.run(quorum.on_retrieve(Query(QUESTION), low)).more
 
 
-@pytest.mark.parametrize(("sources", "enough"), [("abcr", 3), ("aaaaaaaar", 2)])
-def test_enough_units_or_chunks_request_no_more_hits(sources, enough):
-    """Readable hits fill the context."""
+@pytest.mark.parametrize("sources", ["abcr", "aaaaaaaar"])
+def test_enough_chunks_request_no_more_hits(sources, monkeypatch):
+    """Readable hits fill the context. Without enough chunks, deeper ones could belong to the units found."""
     texts = [f"The Sydney bridge has part {i}." for i in range(len(sources))]
     hidden = [f"d{i}" for i in range(len(sources) - 1)]
     found_hits = replace(retrieval(texts, hidden, list(sources)), exhausted=False)
-    for units in (enough, enough + 1):
-        quorum = Quorum(jitter=1, units=units)
-        assert asyncio.run(quorum.on_retrieve(Query(QUESTION, k=1), found_hits)).more == (units > enough)
+    for most in (len(sources), len(sources) + 1):
+        monkeypatch.setattr("casemate.guard.defenses.quorum.MAX_CHUNKS", most)
+        quorum = Quorum(jitter=1, units=2)
+        assert asyncio.run(quorum.on_retrieve(Query(QUESTION, k=1), found_hits)).more == (most > len(sources))
+
+
+@dataclass(eq=False)
+class RecordingQuorum(Quorum):
+    """Records what the units state."""
+
+    async def _statements_of(self, query, question, units):
+        said, costs = await super()._statements_of(query, question, units)
+        self.said = said
+        return said, costs
+
+
+def supports(hits, units):
+    """Number of units of each statement about the hits, which are fetched in steps as by the guard.
+
+    Two readable hits fill the context.
+    """
+    quorum, fetched = RecordingQuorum(support=2, jitter=1, units=units), 5
+    ids, public = frozenset(hit.document.id for hit in hits), retrieval([""] * 2, (), score=0.9)
+    found = (*(Hit(replace(hit.document, id=f"public {hit.document.id}"), hit.score) for hit in public.hits), *hits)
+    while True:
+        part = replace(public, hits=found[:fetched], exhausted=fetched > len(found), unreadable=ids)
+        if not asyncio.run(quorum.on_retrieve(Query(ASKED, k=2), part)).more:
+            return Counter(item for unit in quorum.said for item in frozenset(unit))
+        fetched *= 2
+
+
+def check_a_unit_changes_each_support_by_one_at_most(rows, units):
+    texts = [
+        f"The bridge {' '.join(words)} near {' '.join(f'own{i}x{j}' for j in range(12))}."
+        for i, (_, words) in enumerate(rows)
+    ]
+    hits = retrieval(texts, sources=[f"s{source}" for source, _ in rows]).hits
+    whole = supports(hits, units)
+    for gone in {hit.document.source for hit in hits}:
+        less = supports(tuple(hit for hit in hits if hit.document.source != gone), units)
+        assert max((abs(whole[item] - less[item]) for item in {*whole, *less}), default=0) <= 1
+
+
+CHUNKS = st.lists(
+    st.tuples(st.integers(0, 5), st.lists(st.sampled_from(VOCABULARY[:4]), min_size=1, max_size=2, unique=True)),
+    min_size=1,
+    max_size=14,
+)
+DISPLACING = [(0, ["amber"]), (1, ["brook"]), (2, ["brook"]), (1, ["cedar"]), (2, ["cedar"]), (3, ["delta"])]
+
+
+@given(CHUNKS, st.integers(1, 5))
+@example(DISPLACING, 3)
+@settings(max_examples=60, deadline=None)
+def test_a_unit_decides_for_no_other_unit_which_chunks_it_contributes(rows, units):
+    check_a_unit_changes_each_support_by_one_at_most(rows, units)
+
+
+def test_a_unit_decides_for_others_with_a_small_limit_of_chunks(monkeypatch):
+    monkeypatch.setattr("casemate.guard.defenses.quorum.MAX_CHUNKS", 5)
+    with pytest.raises(AssertionError):
+        check_a_unit_changes_each_support_by_one_at_most(DISPLACING, 3)
 
 
 def test_does_not_use_chunks_below_the_floor():

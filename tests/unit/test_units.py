@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from itertools import combinations, product
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -93,6 +94,25 @@ def test_copies_of_copies_are_one_unit():
     third = edited_copy(second, 3)
     documents = [Document("a", text), Document("b", second), Document("c", third)]
     assert related_sources(documents, ["c"]) == {"a", "b"}
+
+
+ACCENTED = (
+    "Frau Müller übergab am dritten März den Schlüssel für das Büro in Köln. Während der Prüfung blieb die Tür offen, "
+    "später schloß Jürgen Vögele die Räume für längere Zeit und führte Gäste über die Brücke."
+)
+FORMS = {
+    "decomposed": normalize("NFD", ACCENTED),
+    "full width": ACCENTED.translate({code: code + 0xFEE0 for code in range(33, 127)}),
+    "soft hyphens": ACCENTED.replace("e", "\u00ade"),
+    "zero-width spaces": ACCENTED.replace("r", "r\u200b"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_copy_in_another_unicode_form_is_in_the_unit(form):
+    documents = [Document("a", ACCENTED), Document("b", edited_copy(FORMS[form], 1)), Document("c", record(1))]
+    assert related_sources(documents, ["a"]) == {"b"}
+    assert len(group_units([Hit(document, 0.5) for document in documents])) == 2
 
 
 @pytest.mark.parametrize(("copies", "related"), [(MAX_COPIES, MAX_COPIES), (MAX_COPIES + 1, 0)])

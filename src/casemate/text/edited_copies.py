@@ -7,11 +7,14 @@ merged distinct documents.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from operator import or_
+from unicodedata import normalize
 
+from casemate.text.disguises import INVISIBLE
 from casemate.text.tokens import content_words
 
 MIN_OVERLAP = 0.8
@@ -32,6 +35,7 @@ chance.
 """
 CACHED_TEXTS = 4096
 _BITS = 2048
+_HIDDEN = re.compile(f"[{INVISIBLE}]+")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +57,14 @@ class TextWords:
 
 @lru_cache(maxsize=CACHED_TEXTS)
 def text_words(text: str) -> TextWords:
-    """Returns the words of a text. Cached."""
-    return TextWords(content_words(text))
+    r"""Returns the words of a text. Cached.
+
+    Compatible Unicode forms of a text, such as decomposed accents, have the same words, with invisible characters, too.
+
+    >>> text_words("B\u00fcro of\ufb01cial").stems == text_words("Bu\u0308ro of\u00adficial").stems
+    True
+    """
+    return TextWords(content_words(text if text.isascii() else _HIDDEN.sub("", normalize("NFKC", text))))
 
 
 def is_edited_copy(first: TextWords, second: TextWords, *, same_record: bool = False) -> bool:

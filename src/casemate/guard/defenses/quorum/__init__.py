@@ -44,8 +44,8 @@ from casemate.types import UNKNOWN, Action, Hit, Outcome, Prompt, Query, Retriev
 
 NAME = "quorum"
 SECRET_CHARACTERS = 16
-CHUNKS_PER_UNIT = 4
-"""Number of grouped chunks per unit of the limit: bounds the time if one source has many chunks."""
+MAX_CHUNKS = 512
+"""Chunks at or above the floor, readable or not, that are used without noise. Bounds the time."""
 READ_SENTENCES = 3
 """Sentences of a unit that a writer reads, at most."""
 
@@ -152,17 +152,15 @@ class Quorum(Defense):
             return Outcome(retrieval)
         near = [hit for hit in retrieval.hits if hit.score >= self.floor]
         readable = [hit for hit in near if hit.document.id not in retrieval.unreadable]
-        speaking = [hit for hit in near if hit.document.id in retrieval.unreadable]
         complete = retrieval.exhausted or len(near) < len(retrieval.hits)
-        if not complete and (self.private is not None or len(readable) < query.k):
+        most = len(near) if self.private is not None else max(MAX_CHUNKS, self.units)
+        if not complete and (self.private is not None or len(readable) < query.k or len(near) < most):
             return Outcome(retrieval, more=True)
-        if self.private is not None:  # no unit may push another one out
-            return await self._released(query, retrieval, readable, group_units(speaking, self.unit_keys))
-        most = CHUNKS_PER_UNIT * self.units
-        units = group_units(speaking[:most], self.unit_keys)
-        if not complete and len(units) < self.units and len(speaking) < most:
-            return Outcome(retrieval, more=True)
-        return await self._released(query, retrieval, readable, units[: self.units])
+        speaking = [hit for hit in near[:most] if hit.document.id in retrieval.unreadable]
+        units = group_units(speaking, self.unit_keys)  # with all their chunks: no unit decides which ones others have
+        if self.private is None:
+            units = units[: self.units]  # with noise, no unit may displace another
+        return await self._released(query, retrieval, readable, units)
 
     def on_generate(self, generator: Generator) -> Generator:
         """Wraps the generator: without readable documents, the composed answer is the answer."""
