@@ -31,7 +31,7 @@ from casemate.guard.defenses.quorum.keywords import (
 )
 from casemate.guard.defenses.quorum.release import Release, Thresholds, compose
 from casemate.guard.defenses.quorum.subjects import MAX_REQUIRED, Subject
-from casemate.guard.units import group_units
+from casemate.guard.units import group_units, whole
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.text.function_words import ENGLISH, function_words, languages_of
@@ -857,16 +857,19 @@ def test_requests_more_hits_until_enough_units_are_found():
     assert not asyncio.run(quorum.on_retrieve(Query(QUESTION), low)).more
 
 
-@pytest.mark.parametrize("sources", ["abcr", "aaaaaaaar"])
-def test_enough_chunks_request_no_more_hits(sources, monkeypatch):
-    """Readable hits fill the context. Without enough chunks, deeper ones could belong to the units found."""
+@pytest.mark.parametrize(("sources", "found"), [("abcr", 3), ("aaaaaaaar", 1)])
+def test_enough_units_or_hits_request_no_more(sources, found, monkeypatch):
+    """Readable hits fill the context. Many chunks of one source are one unit."""
     texts = [f"The Sydney bridge has part {i}." for i in range(len(sources))]
     hidden = [f"d{i}" for i in range(len(sources) - 1)]
     found_hits = replace(retrieval(texts, hidden, list(sources)), exhausted=False)
-    for most in (len(sources), len(sources) + 1):
-        monkeypatch.setattr("casemate.guard.defenses.quorum.MAX_CHUNKS", most)
-        quorum = Quorum(jitter=1, units=2)
-        assert asyncio.run(quorum.on_retrieve(Query(QUESTION, k=1), found_hits)).more == (most > len(sources))
+
+    def requests_more(units):
+        return asyncio.run(Quorum(jitter=1, units=units).on_retrieve(Query(QUESTION, k=1), found_hits)).more
+
+    assert not requests_more(found) and requests_more(found + 1)
+    monkeypatch.setattr("casemate.guard.defenses.quorum.MAX_HITS", len(sources))
+    assert not requests_more(found + 1)
 
 
 @dataclass(eq=False)
@@ -921,8 +924,8 @@ def test_a_unit_decides_for_no_other_unit_which_chunks_it_contributes(rows, unit
     check_a_unit_changes_each_support_by_one_at_most(rows, units)
 
 
-def test_a_unit_decides_for_others_with_a_small_limit_of_chunks(monkeypatch):
-    monkeypatch.setattr("casemate.guard.defenses.quorum.MAX_CHUNKS", 5)
+def test_a_unit_decides_for_others_if_all_its_chunks_contribute(monkeypatch):
+    monkeypatch.setattr(Quorum, "_stated_by", lambda quorum, unit: whole(unit))
     with pytest.raises(AssertionError):
         check_a_unit_changes_each_support_by_one_at_most(DISPLACING, 3)
 

@@ -1,8 +1,8 @@
 """Quorum: no single document decides what an unentitled client receives.
 
-Each unit of independence (a source with all its chunks and copies) states a few keywords about the question, alone. A
-keyword is released if enough units state it. The answer is composed from the question and the released keywords. The
-composing step never sees a text, so no prompt extracts what fewer units say.
+Each unit of independence (a source with its copies) states a few keywords about the question, alone, from its chunk
+that is nearest to the question. A keyword is released if enough units state it. The answer is composed from the
+question and the released keywords. The composing step never sees a text, so no prompt extracts what fewer units say.
 
 Isolate-then-aggregate: Xiang et al. 2024, "Certifiably Robust RAG against Retrieval Corruption" (RobustRAG, arXiv
 2405.15556), against poisoning. The release of what several units state: Koga et al. 2024, "Privacy-Preserving
@@ -18,6 +18,7 @@ Deviation: noise and budgets only with the option ``epsilon`` (``privacy``). Oth
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -40,12 +41,14 @@ from casemate.guard.defenses.quorum.private_answers import PrivateAnswers
 from casemate.guard.defenses.quorum.release import Composition, Release, Thresholds, compose
 from casemate.guard.units import group_units, unit_names, whole
 from casemate.protocols import Defense, EventStore, Generator
-from casemate.types import UNKNOWN, Action, Hit, Outcome, Prompt, Query, Retrieval, Secret, Verdict
+from casemate.types import UNKNOWN, Action, Document, Hit, Outcome, Prompt, Query, Retrieval, Secret, Verdict
 
 NAME = "quorum"
 SECRET_CHARACTERS = 16
-MAX_CHUNKS = 512
-"""Chunks at or above the floor, readable or not, that are used without noise. Bounds the time."""
+CHUNKS_PER_SOURCE = 4
+"""Chunks of one source, the nearest ones, that are compared with those of others to find copies."""
+MAX_HITS = 1024
+"""Hits after which no more are requested for further units. Bounds the time if one source has very many chunks."""
 READ_SENTENCES = 3
 """Sentences of a unit that a writer reads, at most."""
 
@@ -153,14 +156,15 @@ class Quorum(Defense):
         near = [hit for hit in retrieval.hits if hit.score >= self.floor]
         readable = [hit for hit in near if hit.document.id not in retrieval.unreadable]
         complete = retrieval.exhausted or len(near) < len(retrieval.hits)
-        most = len(near) if self.private is not None else max(MAX_CHUNKS, self.units)
-        if not complete and (self.private is not None or len(readable) < query.k or len(near) < most):
+        if not complete and (self.private is not None or len(readable) < query.k):
             return Outcome(retrieval, more=True)
-        speaking = [hit for hit in near[:most] if hit.document.id in retrieval.unreadable]
-        units = group_units(speaking, self.unit_keys)  # with all their chunks: no unit decides which ones others have
-        if self.private is None:
-            units = units[: self.units]  # with noise, no unit may displace another
-        return await self._released(query, retrieval, readable, units)
+        speaking = [hit for hit in near if hit.document.id in retrieval.unreadable]
+        if self.private is not None:  # no unit may displace another
+            return await self._released(query, retrieval, readable, group_units(speaking, self.unit_keys))
+        units = group_units(_nearest_of_each_source(speaking), self.unit_keys)
+        if not complete and len(units) < self.units and len(retrieval.hits) < MAX_HITS:
+            return Outcome(retrieval, more=True)
+        return await self._released(query, retrieval, readable, units[: self.units])
 
     def on_generate(self, generator: Generator) -> Generator:
         """Wraps the generator: without readable documents, the composed answer is the answer."""
@@ -237,7 +241,7 @@ class Quorum(Defense):
         """Returns what each unit states, and the costs of isolated answers. Units without its names are not asked."""
         if self._isolated is None:
             return [self.statements_of_unit(question, unit) for unit in units], {}
-        read = [excerpt(question, whole(unit), READ_SENTENCES) for unit in units]
+        read = [excerpt(question, self._stated_by(unit), READ_SENTENCES) for unit in units]
         asked = {i: document for i, document in enumerate(read) if document is not None}
         answers, costs = await self._isolated.ask(query.text, list(asked.values()))
         generation_costs.append(self.store, NAME, query.id, costs)
@@ -248,11 +252,28 @@ class Quorum(Defense):
 
     def statements_of_unit(self, question: AskedQuestion, unit: Sequence[Hit]) -> Collection[Item]:
         """Returns what a unit states about a question; nothing if it abstains. Depends on this unit alone."""
-        return unit_statements(question, whole(unit), self.sentences, self.words)
+        return unit_statements(question, self._stated_by(unit), self.sentences, self.words)
+
+    def _stated_by(self, unit: Sequence[Hit]) -> Document:
+        """The text that a unit contributes: its nearest chunk; with ``epsilon``, all its chunks above the floor.
+
+        How many chunks of a unit are among the hits depends on those of the others, unless all above the floor are.
+        """
+        return unit[0].document if self.private is None else whole(unit)
 
     def _thresholds(self, tenant: str) -> Thresholds:
         period = int(time.time() // (DAY_S * self.period_days))
         return Thresholds(self.support, self.jitter, self.secret, f"{tenant}\x1f{period}")
+
+
+def _nearest_of_each_source(hits: Sequence[Hit]) -> list[Hit]:
+    """The first ``CHUNKS_PER_SOURCE`` hits of each source, in order: a long source must not displace others."""
+    counts, kept = Counter[str](), list[Hit]()
+    for hit in hits:
+        counts[hit.document.source] += 1
+        if counts[hit.document.source] <= CHUNKS_PER_SOURCE:
+            kept.append(hit)
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
