@@ -84,9 +84,9 @@ class Quarantine:
             self._position = position
             return dict(self._found)
 
-    def pending(self, tenant: str | None = None) -> list[QuarantinedSource]:
-        """Sources without a decision, of one tenant or of all."""
-        return [s for s in self.all().values() if s.state == "held" and tenant in (None, s.tenant)]
+    def pending(self) -> list[QuarantinedSource]:
+        """Sources without a decision, of all tenants."""
+        return [s for s in self.all().values() if s.state == "held"]
 
     def get(self, key: str) -> QuarantinedSource:
         """The source with this key, key prefix or name."""
