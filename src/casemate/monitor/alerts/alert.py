@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -92,7 +92,7 @@ class AlertState:
     opened: datetime
     changed: datetime
     acknowledged: str = ""
-    events: tuple[str, ...] = field(default=())
+    events: tuple[str, ...] = ()
 
     @property
     def open(self) -> bool:
