@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 
 from casemate.protocols import Embedder, EventStore, Generator
-from casemate.types import Document, QuotaGrant
+from casemate.types import Document, Prompt, QuotaGrant
 
 
 @dataclass
@@ -144,3 +144,15 @@ class Script(Generator):
     async def stream(self, prompt):
         self.prompts.append(prompt)
         yield self.replies[len(self.prompts) - 1]
+
+
+@dataclass
+class AnswerFunction(Generator):
+    """Answers by a function of the prompt, and records the prompts."""
+
+    answer: Callable[[Prompt], str]
+    prompts: list = field(default_factory=list)
+
+    async def stream(self, prompt):
+        self.prompts.append(prompt)
+        yield self.answer(prompt)
