@@ -36,7 +36,8 @@ from casemate.protocols import Defense
 from casemate.types import Outcome
 from tests import gateways
 from tests.fakes import AnswerFunction, Clock
-from tests.gateways import Endless, Held, chat, client, connected_to, key, make, serving, wait_for
+from tests.gateways import Endless, Held, chat, client, connected_to, key, make, serving
+from tests.waiting import wait_for
 
 INCOMPLETE = "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
 
