@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import EntryPoint
 
 import numpy as np
 
@@ -156,3 +157,18 @@ class AnswerFunction(Generator):
     async def stream(self, prompt):
         self.prompts.append(prompt)
         yield self.answer(prompt)
+
+
+def unit(rng, n, dim=8):
+    """Random vectors of unit length."""
+    X = np.random.default_rng(rng).standard_normal((n, dim))
+    return (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float32)
+
+
+BAG = ("embedder", "bag", "tests.fakes:BagOfWords")
+
+
+def entry_points(*plug_ins):
+    """Returns a function that lists these plug-ins as registered by packages. Each is a role, a name and a value."""
+    registered = [EntryPoint(name, value, f"casemate.{role}") for role, name, value in plug_ins]
+    return lambda group, name=None: [e for e in registered if e.group == group and name in {None, e.name}]
