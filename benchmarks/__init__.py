@@ -96,10 +96,16 @@ def code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
+def saved(name: str) -> dict[str, Any]:
+    """The saved results of a benchmark; empty if there are none."""
+    file = ROOT / f"benchmarks/results/{name}.json"
+    found: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    return found
+
+
 def before(name: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """The saved results if they were measured with the same sizes; otherwise the sizes and an empty ``corpora``."""
-    file = ROOT / f"benchmarks/results/{name}.json"
-    held: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    held = saved(name)
     return held if all(held.get(what) == size for what, size in sizes.items()) else sizes | {"corpora": {}}
 
 

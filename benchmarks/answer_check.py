@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, save
+from benchmarks import ROOT, SEED, save, saved
 from benchmarks.kept import Kept
 from benchmarks.poison import Ground, Texts
 from benchmarks.real import files
@@ -72,8 +72,7 @@ class Arrival(NamedTuple):
 
 def main(model: str = "", what: str = str(QUESTIONS), whole: str = "") -> None:
     """Parses the command line."""
-    file = ROOT / "benchmarks/results/answer_check.json"
-    found: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    found = saved("answer_check")
     if not model or what == "pack":
         reader = RecordedModel(None, WORK / f"{Path(model).stem}.jsonl.gz" if model else RECORDED, TOKENS)
         with tempfile.TemporaryDirectory() as folder:

@@ -17,7 +17,6 @@ a request.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import resource
 import subprocess
@@ -33,7 +32,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks import ROOT, SEED, ingest, save
+from benchmarks import ROOT, SEED, ingest, save, saved
 from benchmarks.gateway import ENVIRONMENT, body, raw, server
 from casemate.app import open_app
 from casemate.demo import clinic
@@ -55,8 +54,7 @@ def main() -> None:
         return
     count = int(sys.argv[1]) if sys.argv[1:] else CONNECTIONS
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    file = ROOT / "benchmarks/results/connections.json"
-    results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    results = saved("connections")
     results |= {"connections": count, "descriptors": hard, "answers": WINDOWS * ANSWERS}
     settings = {
         "all_fit": (None, "127.0.0.1"),

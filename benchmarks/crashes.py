@@ -19,7 +19,6 @@ Then another process opens the same files. ``during``: kills while a step was in
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import random
@@ -39,7 +38,7 @@ from typing import Any, ClassVar, TypeAlias
 import httpx
 import numpy as np
 
-from benchmarks import ROOT, SEED, save
+from benchmarks import SEED, save, saved
 from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.backends.indexes.attached import AttachedIndex
 from casemate.backends.indexes.sqlite import SqliteIndex
@@ -73,8 +72,7 @@ Told: TypeAlias = list[str]
 def main() -> None:
     """Runs the operations, and adds the counts to earlier ones."""
     kills = int(sys.argv[1]) if sys.argv[1:] else KILLS
-    file = ROOT / "benchmarks/results/crashes.json"
-    results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    results = saved("crashes")
     for operation in OPERATIONS:
         name = operation.name
         if sys.argv[2:] and name not in sys.argv[2:]:

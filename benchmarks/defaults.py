@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks import DATA, ROOT, SEED, MemoryEvents, read_rows, save
+from benchmarks import DATA, SEED, MemoryEvents, read_rows, save, saved
 from benchmarks.kept import Kept
 from benchmarks.ranking import ndcg_at_k, recall_at_k
 from casemate.backends.generators.extractive import ExtractiveGenerator
@@ -99,7 +99,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     SIZES.update((name, int(size)) for name, _, size in (a.partition("=") for a in sys.argv[2:] if "=" in a))
     for name in [a for a in sys.argv[2:] if "=" not in a] or CORPORA:
-        if name in _saved()["corpora"]:
+        if name in saved("defaults").get("corpora", {}):
             continue
         began = time.process_time()
         embedder = Kept(folder / f"{name}.npz")
@@ -107,16 +107,9 @@ def main() -> None:
             found = asyncio.run(_measured(load(name), folder / name, embedder))
         finally:
             embedder.save()
-        results = _saved()  # read again: another process may have added a corpus meanwhile
+        results = {"corpora": {}} | saved("defaults")  # read again: another process may have added a corpus meanwhile
         results["corpora"][name] = {"sizes": dict(SIZES), **found, "cpu_s": round(time.process_time() - began)}
         save("defaults", results)
-
-
-def _saved() -> dict[str, Any]:
-    """Saved results."""
-    file = ROOT / "benchmarks/results/defaults.json"
-    held: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {"corpora": {}}
-    return held
 
 
 def load(name: str) -> Corpus:

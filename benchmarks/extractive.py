@@ -28,6 +28,7 @@ from casemate.backends.generators.extractive import COMPARED, MARKUP, Extractive
 from casemate.demo import clinic
 from casemate.maths.logistic import logistic_regression
 from casemate.maths.stats import clopper_pearson, conformal_threshold
+from casemate.papers.laboratory import relevant, relevant_documents
 from casemate.protocols import Embedder
 from casemate.rag.chunking import split_document
 from casemate.text.answering import (
@@ -98,8 +99,7 @@ def squad(split: str, model: Kept, count: int = QUESTIONS) -> dict[str, list[Cas
         count: Number of questions.
     """
     documents = [d for d in read_rows("squad/corpus.jsonl.gz") if d["_id"].startswith(split)]
-    rows = [line.split("\t") for line in (DATA / "squad/qrels.tsv").read_text().splitlines()[1:]]
-    gold = {query: document for query, document, _ in rows}
+    gold = relevant(DATA / "squad/qrels.tsv")
     known = {d["_id"]: i for i, d in enumerate(documents)}
     rng = random.Random(SEED)
     asked = {q["_id"]: q for q in read_rows("squad/queries.jsonl.gz")}
@@ -122,19 +122,16 @@ def nfcorpus(model: Kept) -> dict[str, list[Case]]:
     """The test queries of NFCorpus, and questions of SQuAD on other subjects; without gold sentences."""
     documents = read_rows("nfcorpus/corpus.jsonl.gz")
     asked = {q["_id"]: q["text"] for q in read_rows("nfcorpus/queries.jsonl.gz")}
-    relevant: dict[str, set[str]] = {}
-    for line in (DATA / "nfcorpus/qrels.tsv").read_text().splitlines()[1:]:
-        query, document, _ = line.split("\t")
-        relevant.setdefault(query, set()).add(document)
-    assert len(nfcorpus_questions("qrels.tsv")) == len(relevant)
+    right = relevant_documents(DATA / "nfcorpus/qrels.tsv")
+    assert len(nfcorpus_questions("qrels.tsv")) == len(right)
     off = [q["text"] for q in random.Random(SEED).sample(read_rows("squad/queries.jsonl.gz"), 200)]
-    texts = [*(asked[q] for q in relevant), *off]
+    texts = [*(asked[q] for q in right), *off]
     ranking = _ranking(texts, documents, model)
     chunks = [Document(d["_id"], d["text"], d["title"]) for d in documents]
     contexts = [tuple(chunks[i] for i in order[:K]) for order in ranking]
-    pairs = zip(texts, contexts, [*(frozenset(r) for r in relevant.values()), *[frozenset[str]()] * 200], strict=True)
+    pairs = zip(texts, contexts, [*right.values(), *[frozenset[str]()] * 200], strict=True)
     cases = [Case(text, context, (), found) for text, context, found in pairs]
-    return {"answerable": cases[: len(relevant)], "other_subject": cases[len(relevant) :]}
+    return {"answerable": cases[: len(right)], "other_subject": cases[len(right) :]}
 
 
 def sample_corpus(model: Kept) -> dict[str, list[Case]]:

@@ -31,7 +31,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks import ROOT, SEED, clustered, save
+from benchmarks import ROOT, SEED, clustered, save, saved
 from casemate.app import open_app
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.demo import clinic
@@ -59,8 +59,7 @@ def main() -> None:
         run_server(Path(sys.argv[2]), json.loads(sys.argv[3]))
         return
     wanted = sys.argv[1:] or ["throughput", "streams", "work"]
-    file = ROOT / "benchmarks/results/gateway.json"
-    results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    results = saved("gateway")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if {"throughput", "streams"} & set(wanted):

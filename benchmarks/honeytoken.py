@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, save
+from benchmarks import SEED, save, saved
 from benchmarks.kept import Kept, corpus, questions
 from casemate import plugins
 from casemate.backends.event_stores.sql import SqlEventStore
@@ -48,14 +48,10 @@ def main(folder: str = "", only: str = "") -> None:
 
     ``detection``: only the time, added to earlier results.
     """
-    file = ROOT / "benchmarks/results/honeytoken.json"
     with tempfile.TemporaryDirectory() as scratch:
         embedder = Kept(Path(folder or scratch) / "kept.npz")
-        results: dict[str, Any] = (
-            json.loads(file.read_text())["results"]
-            if only == "detection"
-            else {n: measured(n, embedder, Path(scratch)) for n in CORPORA}
-        )
+        detection = only == "detection"
+        results = saved("honeytoken") if detection else {n: measured(n, embedder, Path(scratch)) for n in CORPORA}
         results["detection"] = asyncio.run(delays(embedder, Path(scratch)))
         if folder:
             embedder.save()

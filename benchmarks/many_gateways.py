@@ -33,7 +33,7 @@ import httpx
 import numpy as np
 import psycopg
 
-from benchmarks import ROOT, SEED, save
+from benchmarks import ROOT, SEED, save, saved
 from benchmarks.gateway import ENVIRONMENT, _cpu_s, _load, client
 from benchmarks.killable import Database, postgres, sections
 from casemate.app import open_app
@@ -50,8 +50,7 @@ GATEWAYS, WINDOWS, WINDOW_S = 3, 4, 4.0
 def main() -> None:
     """Measures the named parts, or all, and adds them to earlier results."""
     wanted = sys.argv[1:] or ["polling", "throughput"]
-    file = ROOT / "benchmarks/results/many_gateways.json"
-    results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    results = saved("many_gateways")
     with tempfile.TemporaryDirectory(prefix="casemate-pg-") as name, postgres(Path(name) / "pg") as database:
         if "polling" in wanted:
             lite = f"sqlite:///{name}/events.db"

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, read_rows, save
+from benchmarks import SEED, read_rows, save, saved
 from benchmarks.kept import Kept, corpus, questions
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.maths import stats
@@ -133,8 +133,7 @@ def questions_of(name: str) -> list[str]:
 
 def main(folder: str = "", only: str = "", other: str = "") -> None:
     """Measures both corpora, or one."""
-    file = ROOT / "benchmarks/results/poison.json"
-    results: dict[str, Any] = json.loads(file.read_text())["results"] if only or other else {}
+    results = saved("poison") if only or other else {}
     with tempfile.TemporaryDirectory() as scratch:
         embedder = Kept(Path(folder or scratch) / "kept.npz")
         texts = Texts(embedder, other)

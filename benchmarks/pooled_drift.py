@@ -11,7 +11,6 @@ store and a webhook. Its failures equal those of the simulation, so both must ra
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, save
+from benchmarks import SEED, save, saved
 from benchmarks.flaky_canaries import BASELINE, CANARIES, FLAKE, Change, Faults, Flakes, Rates, end_to_end
 from casemate.maths import stats
 from casemate.monitor.canaries.results import CanaryResult, CanaryStatus
@@ -228,13 +227,11 @@ def parts() -> dict[str, Callable[[np.random.Generator], dict[str, Any]]]:
 
 def main(*names: str) -> None:
     """Runs the named parts, or all, and saves each; results of other parts are kept."""
-    file = ROOT / "benchmarks/results/pooled_drift.json"
     known = parts()
     for number, (name, measure) in enumerate(known.items()):
         if not names or name in names:
             measured = measure(np.random.default_rng([SEED, number]))
-            before = json.loads(file.read_text())["results"] if file.exists() else {}
-            kept = before | {name: measured}
+            kept = saved("pooled_drift") | {name: measured}
             save("pooled_drift", {"simulated": True} | {part: kept[part] for part in known if part in kept})
 
 

@@ -7,13 +7,12 @@ documents (``log_review.unfamiliar_share``). This file contains the German quest
 
 from __future__ import annotations
 
-import csv
-
 import numpy as np
 
 from benchmarks import DATA, SEED, read_rows, save
 from casemate.config import PluginSpec
 from casemate.guard.calibration.log_review import unfamiliar_share
+from casemate.papers.laboratory import relevant
 from casemate.plugins import build
 from casemate.protocols import Embedder
 from casemate.types import Document, Hit, Retrieval, SimilarityStats
@@ -41,13 +40,10 @@ def sample(name: str) -> tuple[list[str], list[Document]]:
         r["_id"]: Document(r["_id"], r["text"][:1500], r.get("title", "")) for r in read_rows(f"{name}/corpus.jsonl.gz")
     }
     asked = {r["_id"]: r["text"] for r in read_rows(f"{name}/queries.jsonl.gz")}
-    relevant: dict[str, str] = {}
-    with (DATA / name / "qrels.tsv").open(encoding="utf-8", newline="") as file:
-        for question, document, _ in list(csv.reader(file, delimiter="\t"))[1:]:
-            relevant.setdefault(question, document)
+    right = relevant(DATA / name / "qrels.tsv")
     rng = np.random.default_rng(SEED)
-    chosen = [str(q) for q in rng.permutation(sorted(relevant))[:QUESTIONS]]
-    ids = dict.fromkeys([*(relevant[q] for q in chosen), *rng.permutation(sorted(corpus)).tolist()])
+    chosen = [str(q) for q in rng.permutation(sorted(right))[:QUESTIONS]]
+    ids = dict.fromkeys([*(right[q] for q in chosen), *rng.permutation(sorted(corpus)).tolist()])
     return [asked[q] for q in chosen], [corpus[i] for i in list(ids)[:DOCUMENTS]]
 
 

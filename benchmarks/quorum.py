@@ -20,7 +20,6 @@ Each part is saved when it is finished. A part with results is skipped, unless `
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, code_digest, crawl, save
+from benchmarks import ROOT, SEED, code_digest, crawl, save, saved
 from benchmarks.kept import Kept
 from benchmarks.real import files
 from benchmarks.samples import ADAPTIVE, ATTACKS, NaturalAsker, Sample, experiment
@@ -98,8 +97,7 @@ def main() -> None:
 
 def _written_part(what: str, corpus: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The saved results, and their part about one corpus."""
-    file = ROOT / "benchmarks/results/quorum.json"
-    results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    results = saved("quorum")
     return results, results.setdefault(what, {}).setdefault(corpus, {})
 
 

@@ -27,7 +27,7 @@ import httpx
 import numpy as np
 from scipy.stats import ks_2samp
 
-from benchmarks import ROOT, SEED, save
+from benchmarks import ROOT, SEED, save, saved
 from benchmarks.gateway import body, client, prepare, probed, raw, server, verbatim
 from casemate.app import open_app
 from casemate.config import GatewaySection
@@ -46,8 +46,7 @@ def main() -> None:
     seconds = float(sys.argv[1]) if sys.argv[1:] else SECONDS
     wanted = sys.argv[2:] or ["idle", "loaded"]
     FOLDER.mkdir(parents=True, exist_ok=True)
-    file = ROOT / "benchmarks/results/response_timing.json"
-    results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    results = saved("response_timing")
     system = FOLDER / "system"
     if not (system / "key").exists():
         system.mkdir(exist_ok=True)

@@ -31,6 +31,7 @@ from benchmarks.real.recorded_model import RecordedModel
 from casemate.backends.generators.extractive import ExtractiveGenerator
 from casemate.maths import metrics, stats
 from casemate.maths.recovery import MIN_ROUGE_L, rouge_l
+from casemate.papers.laboratory import relevant
 from casemate.protocols import Embedder
 from casemate.rag.pipeline import join_stream
 from casemate.text.disclosure import DisclosureCounter
@@ -94,8 +95,7 @@ def _asked(ids: Sequence[str]) -> list[list[tuple[str, tuple[str, ...]]]]:
     """For each text, its questions with their gold answers."""
     texts = {r["_id"]: (r["text"], tuple(r["answers"])) for r in read_rows("squad/queries.jsonl.gz")}
     by_text: dict[str, list[tuple[str, tuple[str, ...]]]] = {i: [] for i in ids}
-    for line in (DATA / "squad/qrels.tsv").read_text().splitlines()[1:]:
-        question, text, *_ = line.split("\t")
+    for question, text in relevant(DATA / "squad/qrels.tsv").items():
         if text in by_text and question in texts:
             by_text[text].append(texts[question])
     return [by_text[i] for i in ids]

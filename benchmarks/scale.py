@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import math
 import os
 import resource
@@ -30,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, ingest, save
+from benchmarks import SEED, ingest, save, saved
 from casemate.app import open_app
 from casemate.backends.clusters.ray import RayCluster
 from casemate.backends.embedders.minilm import MiniLM
@@ -57,9 +56,8 @@ TEXT_KB, LINKS = 1.0, 200
 
 def main() -> None:
     """Measures all or the named parts in a temporary folder; other results are kept."""
-    file, found = ROOT / "benchmarks/results/scale.json", dict[str, Any]()
-    if named := sys.argv[1:]:
-        found = json.loads(file.read_text())["results"]
+    named = sys.argv[1:]
+    found = saved("scale") if named else {}
     with tempfile.TemporaryDirectory(prefix="casemate-scale-") as folder, single_blas_thread():
         for name, measure in {"vectors": vectors, "units": units, "cluster": cluster}.items():
             if not named or name in named:

@@ -39,7 +39,7 @@ from typing import Any, TypeAlias
 import httpx
 import numpy as np
 
-from benchmarks import ROOT, SEED, save
+from benchmarks import SEED, save, saved
 from benchmarks.crashes import differences, versions
 from benchmarks.gateway import prepare, raw, resident_kb, verbatim
 from benchmarks.killable import TENANT, Killable, postgres, sections
@@ -214,8 +214,7 @@ def main() -> None:
     """Measures one system, or both, and adds the results to earlier ones."""
     names = sys.argv[1:2] or ["sqlite", "postgres"]
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else SECONDS
-    file = ROOT / "benchmarks/results/soak.json"
-    results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    results = saved("soak")
     for name in names:
         with tempfile.TemporaryDirectory(prefix="casemate-soak-") as folder:
             shared = name == "postgres"

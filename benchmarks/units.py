@@ -10,7 +10,6 @@ candidates of each kind among 100 further documents; ``python -m benchmarks.unit
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import ROOT, SEED, read_rows, save
+from benchmarks import SEED, read_rows, save, saved
 from benchmarks.samples import Sample, cached_rag, experiment, guarded_app
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.guard.guard import Guard
@@ -44,8 +43,7 @@ ATTACKS = ("natural", "s2mia", "mba", "menta")
 def main() -> None:
     """Measures texts, or the candidates of one corpus, and adds the results to the saved ones."""
     part, *sizes = sys.argv[1:] or ["texts"]
-    file = ROOT / "benchmarks/results/units.json"
-    results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    results = saved("units")
     if part == "texts":
         results[part] = {name: _texts(name) for name in TEXTS}
     else:

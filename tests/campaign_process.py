@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +23,7 @@ from casemate.redteam.lab import two_world_audit
 from casemate.redteam.lab.store import CampaignStore
 from casemate.redteam.reporting import files
 from casemate.types import Action, Outcome, Verdict
+from tests.fakes import BAG, entry_points
 
 ROOT = Path(__file__).parents[1]
 CONFIG = """\
@@ -71,11 +71,7 @@ class HideAsked(Defense):
         return Outcome(replace(retrieval, hits=kept), verdict)
 
 
-def entry_points(group, name=None):
-    """Registers the embedder `bag` and the defense `hide_asked`."""
-    values = {"embedder": ("bag", "tests.fakes:BagOfWords"), "defense": ("hide_asked", f"{__name__}:HideAsked")}
-    found = [EntryPoint(word, value, f"casemate.{role}") for role, (word, value) in values.items()]
-    return [entry for entry in found if entry.group == group and name in {None, entry.name}]
+registered = entry_points(BAG, ("defense", "hide_asked", f"{__name__}:HideAsked"))
 
 
 def start(folder, *words, stop=()):
@@ -138,7 +134,7 @@ def main():
     from casemate import plugins
     from casemate.cli import main as run
 
-    plugins.entry_points = entry_points
+    plugins.entry_points = registered
     if sys.argv[1] in ("--kill", "--pause"):
         _stop_at(sys.argv[2], _kill if sys.argv[1] == "--kill" else _pause)
         del sys.argv[1:3]

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import EntryPoint
 
 import numpy as np
 
 from casemate.protocols import Embedder, EventStore, Generator
-from casemate.types import Document, QuotaGrant
+from casemate.types import Document, Prompt, QuotaGrant
 
 
 @dataclass
@@ -144,3 +145,30 @@ class Script(Generator):
     async def stream(self, prompt):
         self.prompts.append(prompt)
         yield self.replies[len(self.prompts) - 1]
+
+
+@dataclass
+class AnswerFunction(Generator):
+    """Answers by a function of the prompt, and records the prompts."""
+
+    answer: Callable[[Prompt], str]
+    prompts: list = field(default_factory=list)
+
+    async def stream(self, prompt):
+        self.prompts.append(prompt)
+        yield self.answer(prompt)
+
+
+def unit(rng, n, dim=8):
+    """Random vectors of unit length."""
+    X = np.random.default_rng(rng).standard_normal((n, dim))
+    return (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float32)
+
+
+BAG = ("embedder", "bag", "tests.fakes:BagOfWords")
+
+
+def entry_points(*plug_ins):
+    """Returns a function that lists these plug-ins as registered by packages. Each is a role, a name and a value."""
+    registered = [EntryPoint(name, value, f"casemate.{role}") for role, name, value in plug_ins]
+    return lambda group, name=None: [e for e in registered if e.group == group and name in {None, e.name}]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -162,14 +161,6 @@ def connected_to(url: str) -> socket.socket:
     """An HTTP connection to a server."""
     host, _, port = url.removeprefix("http://").partition(":")
     return socket.create_connection((host, int(port)), timeout=60)
-
-
-def wait_for(what, seconds=20):
-    """Waits until a condition holds."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.01)
 
 
 def chat(text: str, **more):

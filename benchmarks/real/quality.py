@@ -23,6 +23,7 @@ from benchmarks.real import files
 from benchmarks.real.planning import READER
 from benchmarks.real.questions import PROMPTS, prompt_row
 from casemate.maths import stats
+from casemate.papers.laboratory import relevant
 from casemate.types import Document, Prompt
 
 QUESTIONS = 240
@@ -53,8 +54,7 @@ def cases() -> list[Case]:
     """The questions, in seeded order."""
     texts = {row["_id"]: (row["title"], row["text"]) for row in read_rows("squad/corpus.jsonl.gz")}
     asked = [row for row in read_rows("squad/queries.jsonl.gz") if row["answers"]]
-    lines = (DATA / "squad/qrels.tsv").read_text(encoding="utf-8").splitlines()[1:]
-    own = {question: document for question, document, *_ in (line.split("\t") for line in lines)}
+    own = relevant(DATA / "squad/qrels.tsv")
     drawn = [asked[i] for i in np.random.default_rng(SEED).permutation(len(asked))[:QUESTIONS]]
     found = []
     for number, row in enumerate(drawn):

@@ -39,6 +39,7 @@ from casemate.guard.calibration.fitting import CalibrationSettings, _Fitter
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.maths import stats
 from casemate.maths.calibration import Calibration
+from casemate.papers.laboratory import relevant
 from casemate.rag.pipeline import Rag
 from casemate.runtime.cached_embedder import CachedEmbedder
 from casemate.text.synthetic_questions import FEW_WORDS, generate_questions
@@ -72,8 +73,7 @@ async def _people(embedder: CachedEmbedder) -> Calibration:
     """Weights from users' questions about paragraphs of SQuAD."""
     rows = {name: read_rows(f"squad/{name}.jsonl.gz") for name in ("corpus", "queries")}
     documents = [Document(r["_id"], r["text"], r["title"]) for r in rows["corpus"][:PARAGRAPHS]]
-    lines = (DATA / "squad/qrels.tsv").read_text(encoding="utf-8").splitlines()[1:]
-    own = {question: document for question, document, *_ in (line.split("\t") for line in lines)}
+    own = relevant(DATA / "squad/qrels.tsv")
     held = {d.source for d in documents}
     asked = [(r["text"], own[r["_id"]]) for r in rows["queries"] if own.get(r["_id"]) in held]
     rng = np.random.default_rng(SEED)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks import ROOT
+from benchmarks import saved
 from benchmarks.real.judging import SIMULATED
 from casemate.maths.stats import Estimate
 from casemate.reports.format import measured, short_rate
@@ -18,7 +17,7 @@ MODELS = {f"qwen2.5-coder-{size}-instruct-q4_k_m.gguf": f"the {size.upper()}" fo
 
 def membership(corpus: str) -> Iterator[str]:
     """Lines of Markdown: AUC by reader, and share withheld; highest AUC with the guard on first."""
-    found = _results(f"real_{corpus}")[corpus]
+    found = saved(f"real_{corpus}")[corpus]
     readers = [found["readers"].get(name, {"attacks": {}})["attacks"] for name in READERS]
     yield f"| attack | questions by |{''.join(f' {title}, off | on |' for title in READERS.values())} withheld |"
     yield f"|{'---|' * (2 * len(READERS) + 3)}"
@@ -30,7 +29,7 @@ def membership(corpus: str) -> Iterator[str]:
 
 def withheld(corpus: str) -> Iterator[str]:
     """Lines of Markdown: share withheld of questions about members; lowest first."""
-    rows = _results(f"real_{corpus}")[corpus]["withheld"]
+    rows = saved(f"real_{corpus}")[corpus]["withheld"]
     yield "| attack | questions by | questions about members | record in the context, guard off | withheld of these |"
     yield "|---|---|---|---|---|"
     for name in sorted(rows, key=lambda name: rows[name]["withheld"][0] if rows[name]["withheld"] else 0):
@@ -45,7 +44,7 @@ def extraction() -> Iterator[str]:
     """
     rows: dict[tuple[str, str], dict[str, list[str]]] = {}
     worst: dict[tuple[str, str], float] = {}
-    for corpus, held in _results("real_extraction")["corpora"].items():
+    for corpus, held in saved("real_extraction")["corpora"].items():
         for model in [m for m in MODELS if m in held["readers"]]:
             own = held["readers"][model]
             for crawler, found in own["crawls"].items():
@@ -70,19 +69,13 @@ def _point(rate: float) -> str:
 
 def forms() -> Iterator[str]:
     """Lines of Markdown: shares of texts in the requested form, and recovered by the decoder, by reader."""
-    readers = _results("real_output_forms")["readers"]
+    readers = saved("real_output_forms")["readers"]
     yield f"| transform | {' | '.join(f'{name}, in that form | recovered' for name in readers)} |"
     yield f"|---|{'---|---|' * len(readers)}"
     for name in next(iter(readers.values()))["transforms"]:
         rows = [reader["transforms"][name] for reader in readers.values()]
         cells = [_rate(row[what]) for row in rows for what in ("followed", "recovered")]
         yield f"| {name} | {' | '.join(cells)} |"
-
-
-def _results(name: str) -> dict[str, Any]:
-    file = ROOT / f"benchmarks/results/{name}.json"
-    found: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
-    return found
 
 
 def _worst(name: str, *readers: Mapping[str, Any]) -> float:

@@ -28,6 +28,7 @@ from casemate.protocols import Index
 from casemate.testing import INDEX_OBLIGATIONS, MakeIndex, check_index
 from casemate.testing.reference import DIM as CHECK_DIM
 from casemate.types import Document, Secret
+from tests.fakes import unit
 from tests.postgres import database, postgres_server, sql
 
 DIM = 8
@@ -109,11 +110,6 @@ def test_check_index_runs_all_obligations(monkeypatch) -> None:
 
 
 # Postgres only
-
-
-def unit(rng: np.random.Generator, n: int) -> np.ndarray:
-    x = rng.standard_normal((n, DIM))
-    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
 
 
 def documents(source: str, count: int) -> list[Document]:

@@ -24,15 +24,10 @@ from casemate.guard.guard import Guard
 from casemate.protocols import Index
 from casemate.rag.pipeline import Rag
 from casemate.types import Document, Query, Secret
-from tests.fakes import BagOfWords, Parrot
+from tests.fakes import BagOfWords, Parrot, unit
 
 DIM = 8
 LONG_TIMEOUT_S = 60  # timeout of a call on a busy machine
-
-
-def unit(seed: int, n: int) -> np.ndarray:
-    x = np.random.default_rng(seed).standard_normal((n, DIM))
-    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
 
 
 def documents(source: str, count: int) -> list[Document]:

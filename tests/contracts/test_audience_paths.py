@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from importlib.metadata import EntryPoint
 
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +17,7 @@ from casemate.gateway.server import uvicorn_config
 from casemate.integrations.guarded_query import client_context
 from casemate.types import Document
 from tests import gateways
-from tests.fakes import BagOfWords
+from tests.fakes import BAG, BagOfWords, entry_points
 
 QUESTION = "Which door does the north tower of the harbor bridge have?"
 FACT = "the north tower of the harbor bridge has a door"
@@ -33,10 +32,7 @@ QUORUM = {"use": "quorum", "floor": -1.0, "jitter": 1}
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """A folder with an installation over the documents, and the API keys of both clients."""
-    entry = EntryPoint("bag", "tests.fakes:BagOfWords", "casemate.embedder")
-    monkeypatch.setattr(
-        plugins, "entry_points", lambda group, name=None: [entry] * (group == entry.group and name in {None, "bag"})
-    )
+    monkeypatch.setattr(plugins, "entry_points", entry_points(BAG))
     monkeypatch.chdir(tmp_path)
     raw = {
         "rag": {"generator": "extractive", "embedder": {"use": "bag", "dim": 256}},

@@ -16,9 +16,10 @@ from casemate import config as configuration
 from casemate.app import open_app
 from casemate.cli.honeytokens import key_file
 from casemate.monitor.honeytokens.planting import find_records
-from tests.commands import run, until
+from tests.commands import run
 from tests.fakes import documents
 from tests.unit.listener import Listener
+from tests.waiting import wait_for
 
 CONFIG = """\
 rag: {corpus: docs, generator: extractive, k: 3}
@@ -84,7 +85,7 @@ def test_honeytoken_records_are_planted_retrieved_reported_rotated_and_removed(r
     with Gateway() as gateway:
         for text in first.values():
             gateway.ask(text)
-        until(lambda: receiver.posts)
+        wait_for(lambda: receiver.posts)
         notice = receiver.bodies[0]
         assert notice["details"]["kind"] == "honeytoken_crawl"
         assert not any(text in json.dumps(receiver.bodies) for text in first.values())  # no text of a record

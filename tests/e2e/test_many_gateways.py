@@ -26,6 +26,7 @@ from tests.gateways import chat
 from tests.many_gateways import HELD, harmless, prepare
 from tests.postgres import database
 from tests.unit.test_monitor_watch import WORKER
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -96,7 +97,7 @@ def make(keys, fleet, role="client", **grant):
     """Creates a key, and waits until all gateways accept it."""
     made, text = keys.create(Grant("someone", role, **grant))
     for number in fleet.addresses:
-        _wait(lambda at=number: fleet.accepts(at, text))
+        wait_for(lambda at=number: fleet.accepts(at, text))
     return made.id, str(text)
 
 
@@ -243,10 +244,10 @@ def _watch_and_kill(url, log):
     command = [sys.executable, "-c", WORKER, url, str(log), "2", "1.0"]
     watches = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(3)]
     try:
-        _wait(lambda: len(_lines(log)) > 25)  # during its second run
+        wait_for(lambda: len(_lines(log)) > 25)  # during its second run
         leader = int(_lines(log)[-1][1])
         os.kill(leader, signal.SIGKILL)
-        _wait(lambda: any(int(line[1]) != leader for line in _lines(log)))
+        wait_for(lambda: any(int(line[1]) != leader for line in _lines(log)))
         time.sleep(3)
     finally:
         for watch in watches:
@@ -257,10 +258,3 @@ def _watch_and_kill(url, log):
 
 def _lines(log):
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
-
-
-def _wait(what, seconds=40):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.1)

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.gateways import HideNamed, chat, key, make, serving
+from tests.waiting import wait_for
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PANELS = json.loads((DEPLOY / "grafana.json").read_text("utf-8"))["panels"]
@@ -66,14 +67,6 @@ def system(tmp_path_factory):
         finally:
             process.terminate()
             process.wait(20)
-
-
-def wait_for(what, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.25)
-    return found
 
 
 def send_traffic(url, texts):

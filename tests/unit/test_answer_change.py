@@ -13,6 +13,7 @@ from casemate.monitor.poisoning import answer_change
 from casemate.monitor.poisoning.answer_change import AnswerCheck, EnteredQuestion, answer_keywords, specific_lifts
 from casemate.protocols import Generator
 from casemate.types import UNKNOWN, Document
+from tests.fakes import AnswerFunction
 
 QUESTION = "Who built the north bridge?"
 QUESTION_VECTOR = np.array([1.0, 0.0, 0.0, 0.0], np.float32)
@@ -120,14 +121,9 @@ def test_answers_in_brackets_or_before_question_marks_are_checked(index, questio
     assert found.changed and not found.supporters
 
 
-class RepeatsFirstText(Generator):
+def first_text(end=""):
     """Repeats the first text of its context, as after an instruction. Appends ``end`` with names of sources."""
-
-    def __init__(self, end=""):
-        self.end = end
-
-    async def stream(self, prompt):
-        yield prompt.context[0].text + self.end.format(*(d.source for d in prompt.context))
+    return AnswerFunction(lambda prompt: prompt.context[0].text + end.format(*(d.source for d in prompt.context)))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +141,7 @@ class RepeatsFirstText(Generator):
 )
 def test_false_answer_repeated_in_any_form_is_a_change(index, question, text):
     add(index, "The north bridge was opened in 1931." if question == WHEN else "The north bridge has 4 arches.")
-    (found,) = AnswerCheck(index, reader=RepeatsFirstText()).check([entered_question(text, question=question)])
+    (found,) = AnswerCheck(index, reader=first_text()).check([entered_question(text, question=question)])
     assert found.changed and not found.supporters
 
 
@@ -154,7 +150,7 @@ def test_false_answer_repeated_in_any_form_is_a_change(index, question, text):
 )
 def test_citations_are_removed_from_an_answer(index, end):
     add(index, "The north bridge was opened in 1931.")
-    model = RepeatsFirstText(end)
+    model = first_text(end)
     (found,) = AnswerCheck(index, reader=model).check([entered_question("It was opened in 1931.", question=WHEN)])
     assert found.after == "It was opened in 1931." and not found.changed
 
@@ -164,7 +160,7 @@ def test_source_names_like_source_lists_are_parsed_quickly(index):
         [Document("a", "The north bridge was opened in 1931."), Document("a, [1] a", "Tolls.")], np.stack([at(0.7)] * 2)
     )
     listed = ", ".join(["[1] a"] * 60)
-    (found,) = AnswerCheck(index, reader=RepeatsFirstText(f"\nSources: {listed}, x")).check(
+    (found,) = AnswerCheck(index, reader=first_text(f"\nSources: {listed}, x")).check(
         [entered_question("By 1931.", question=WHEN)]
     )
     assert found.after.endswith("x")

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,7 +28,7 @@ from casemate.maths.moments import CorpusMoments, without_documents
 from casemate.maths.vectors import normalize
 from casemate.protocols import CollectionPage
 from casemate.types import Document
-from tests.fakes import BagOfWords, documents
+from tests.fakes import BAG, BagOfWords, documents, entry_points
 from tests.unit.folder_collection import FolderCollection
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child only runs and is killed
@@ -215,15 +214,8 @@ class FolderPlugin(FolderCollection):
 @pytest.fixture
 def casemate(tmp_path, monkeypatch) -> Callable[..., Result]:
     """Runs a command in a folder with two collections, ``a`` and ``b``. Each has a configuration."""
-    entries = [
-        EntryPoint("bag", "tests.fakes:BagOfWords", "casemate.embedder"),
-        EntryPoint("folder", f"{__name__}:FolderPlugin", "casemate.collection"),
-    ]
-
-    def entry_points(group, name=None):
-        return [e for e in entries if e.group == group and name in {None, e.name}]
-
-    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    folders = ("collection", "folder", f"{__name__}:FolderPlugin")
+    monkeypatch.setattr(plugins, "entry_points", entry_points(BAG, folders))
     monkeypatch.chdir(tmp_path)
     for name, path in (("a", ".casemate/attached.db"), ("b", "b.db")):
         rows = documents(40, seed=ord(name))

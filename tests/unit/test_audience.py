@@ -5,7 +5,6 @@ import json
 import threading
 from contextlib import closing
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,7 @@ from casemate.rag import pipeline
 from casemate.rag.pipeline import Rag
 from casemate.system import audience_policy
 from casemate.types import UNKNOWN, Action, Document, Outcome, Query, Verdict
-from tests.fakes import BagOfWords, Memory, Parrot
+from tests.fakes import BAG, BagOfWords, Memory, Parrot, entry_points
 
 QUESTION = "When did the harbor bridge open?"
 FACT = "The harbor bridge opened in 1932"
@@ -399,10 +398,7 @@ def test_acl_labels_take_precedence_over_the_audience_policy(rag, tmp_path):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An installation with three private sources, one public source and three keys."""
-    entry = EntryPoint("bag", "tests.fakes:BagOfWords", "casemate.embedder")
-    monkeypatch.setattr(
-        plugins, "entry_points", lambda group, name=None: [entry] * (group == entry.group and name in {None, "bag"})
-    )
+    monkeypatch.setattr(plugins, "entry_points", entry_points(BAG))
     monkeypatch.setenv("QUORUM_SECRET", "0123456789abcdef")
     raw = {
         "rag": {"generator": "extractive", "embedder": {"use": "bag", "dim": 256}},

@@ -6,31 +6,20 @@ import pytest
 
 from casemate.demo.clinic import case_notes
 from casemate.guard.defenses.cascade.rewriting import RewritingGenerator
-from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.types import UNKNOWN, Document, Prompt
 from tests.disguises import DISGUISES
+from tests.fakes import AnswerFunction
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(4, seed=3)]
 NOT_DECODED = {"base85", "polybius"}
 """Stated in ``docs/defenses/crawl_limit.md``."""
 
 
-class CopiesFirstDocument(Generator):
-    """Repeats the first document, encoded by a disguise."""
-
-    def __init__(self, disguise):
-        self.disguise = disguise
-
-    async def stream(self, prompt):
-        yield self.disguise(prompt.context[0].text) if prompt.context else UNKNOWN
-
-
 def answer(disguise):
     costs = []
-    generator = RewritingGenerator(
-        CopiesFirstDocument(disguise), "ablated", 16, 24, 0.3, lambda prompt, body: costs.append(body)
-    )
+    copies_first = AnswerFunction(lambda prompt: disguise(prompt.context[0].text) if prompt.context else UNKNOWN)
+    generator = RewritingGenerator(copies_first, "ablated", 16, 24, 0.3, lambda prompt, body: costs.append(body))
     prompt = Prompt("What is known?", (Document("d0", NOTES[0]),), "")
     return asyncio.run(join_stream(generator.stream(prompt))), costs[0]
 

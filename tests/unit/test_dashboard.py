@@ -65,6 +65,7 @@ from casemate.types import Document, Event
 from tests.campaigns import campaign, crawl_campaign
 from tests.fakes import Memory, documents
 from tests.gateways import HideNamed, chat, key, make, serving
+from tests.waiting import wait_for
 
 NOW = datetime.now(UTC)
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -221,7 +222,7 @@ class TestLogin:
             keys = ApiKeyStore(app.store)
             keys.sync()
             keys.revoke(next(k.id for k in keys.all() if k.grant.role == "admin"))
-            _until(lambda: browser.get("/").status_code == 303)
+            wait_for(lambda: browser.get("/").status_code == 303, 10)
 
     def test_logout_ends_the_session_on_the_server(self, tmp_path):
         with logged_in(make(tmp_path)) as browser:
@@ -243,13 +244,6 @@ class TestLogin:
     def test_the_api_schema_does_not_contain_the_dashboard(self, tmp_path):
         with serving(make(tmp_path)) as url:
             assert "dashboard" not in httpx.get(f"{url}/openapi.json").text
-
-
-def _until(what, timeout_s=10.0):
-    end = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def test_requests_without_a_login_do_not_occupy_the_threads_that_answer_questions(tmp_path, monkeypatch):
@@ -702,7 +696,7 @@ class TestPages:
             answers = [browser.get("/verdicts", headers=headers) for _ in range(2)]
             assert any(a.status_code == 304 and not a.content for a in answers)  # unless a new version began
             app.store.append(verdict(2, flagged=True))
-            _until(lambda: "v-verdict-2" in browser.get("/verdicts", headers=headers).text)
+            wait_for(lambda: "v-verdict-2" in browser.get("/verdicts", headers=headers).text)
 
     def test_store_failure_is_reported_without_a_traceback(self, tmp_path, monkeypatch):
         app = make(tmp_path)
@@ -712,7 +706,7 @@ class TestPages:
                 raise BackendError("the store is away", backend="store", retryable=True)
 
             monkeypatch.setattr(SqlEventStore, "latest", broken)
-            _until(lambda: browser.get("/").status_code == 503)
+            wait_for(lambda: browser.get("/").status_code == 503)
             text = browser.get("/").text
             assert "the store is away" in text and "Traceback" not in text
 
@@ -1144,7 +1138,7 @@ class TestExploring:
         with logged_in(app) as browser:
             body = {"model": "casemate", "input": "apple river stone"}
             assert browser.http.post("/v1/responses", json=body, headers=headers).status_code == 200
-            _until(lambda: "1 request" in browser.get("/requests").text)
+            wait_for(lambda: "1 request" in browser.get("/requests").text)
             assert 'class="key p50"' in browser.get("/").text
 
     def test_requests_are_recorded_with_durations_and_listed_slowest_first(self, tmp_path):
@@ -1156,7 +1150,7 @@ class TestExploring:
                 headers = {"Authorization": f"Bearer {asking}"}
                 assert browser.http.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
             assert browser.http.get("/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
-            _until(lambda: len(app.store.scan("request")) == 2)
+            wait_for(lambda: len(app.store.scan("request")) == 2)
             events = [e.body for e in app.store.scan("request")]
             for body in events:
                 assert body["client"].endswith("/" + "u" * 40) and body["status"] == 200
@@ -1164,7 +1158,7 @@ class TestExploring:
                 assert {"embed", "search", "generate"} <= body["stages"].keys() and stages <= body["seconds"]
                 assert "apple" not in json.dumps(body)
             assert events[0]["first_token"] is None and 0 < events[1]["first_token"] <= events[1]["seconds"]
-            _until(lambda: "2 requests" in browser.get("/requests").text)
+            wait_for(lambda: "2 requests" in browser.get("/requests").text)
             page = browser.get("/requests?sort=-seconds").text
             slowest = max(events, key=lambda body: body["seconds"])["request"]
             assert re.findall('id="r-([^"]*)"', page)[0] == slowest

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -13,12 +12,12 @@ from casemate.errors import BackendError, CapabilityError, ConfigError
 from casemate.guard.defenses.cascade import Cascade
 from casemate.guard.guard import Guard
 from casemate.plugins import build
-from casemate.protocols import Generator, TokenModel
+from casemate.protocols import TokenModel
 from casemate.rag.pipeline import join_stream
 from casemate.testing import check_defense
 from casemate.types import Document, Prompt
 from tests.disguises import DISGUISES
-from tests.fakes import Memory, Parrot
+from tests.fakes import AnswerFunction, Memory, Parrot
 from tests.unit.toy_models import Toy, ToyReading
 
 CONTEXT = (Document("a", "abca"), Document("b", "cbb"))
@@ -53,16 +52,9 @@ def made(store=None, generator=None, **options):
     return Cascade(store=store, **options).on_generate(generator or Toy(2))
 
 
-@dataclass
-class RecitingGenerator(Generator):
-    """Repeats its context, or a function of it."""
-
-    respond: object = None
-    prompts: list = field(default_factory=list)
-
-    async def stream(self, prompt):
-        self.prompts.append(prompt)
-        yield self.respond(prompt) if self.respond else " ".join(d.text for d in prompt.context) or "I don't know."
+def context_of(prompt):
+    """The texts of the context, or a refusal."""
+    return " ".join(d.text for d in prompt.context) or "I don't know."
 
 
 class TestWiring:
@@ -280,42 +272,42 @@ class TestWholeAnswers:
         return Prompt(question, tuple(Document(f"d{i}", text) for i, text in enumerate(texts or (TEXT, OTHER))), "")
 
     def test_answer_within_the_limits_is_unchanged(self):
-        reciting, memory = RecitingGenerator(lambda prompt: "Dogs travel free on weekdays."), Memory()
+        reciting, memory = AnswerFunction(lambda prompt: "Dogs travel free on weekdays."), Memory()
         assert pieces(self.made(reciting, memory), self.prompt()) == ["Dogs travel free on weekdays."]
         assert len(reciting.prompts) == 1
         body = memory.events[0].body
         assert (body["mode"], body["generations"], body["copied"], body["quoted"]) == ("answer", 1, [], 4)
 
     def test_recitation_is_regenerated_from_the_other_documents(self):
-        reciting, memory = RecitingGenerator(), Memory()
+        reciting, memory = AnswerFunction(context_of), Memory()
         assert whole(self.made(reciting, memory), self.prompt("Repeat all.")) == "I don't know."
         assert [len(p.context) for p in reciting.prompts] == [2, 0]
         assert memory.events[0].body["copied"] == ["d0", "d1"]
 
     def test_only_quoted_documents_are_removed(self):
-        reciting = RecitingGenerator(lambda p: p.context[0].text if p.context[0].id == "d0" else "It lends out tools.")
+        reciting = AnswerFunction(lambda p: p.context[0].text if p.context[0].id == "d0" else "It lends out tools.")
         assert whole(self.made(reciting), self.prompt()) == "It lends out tools."
         assert [[d.id for d in p.context] for p in reciting.prompts] == [["d0", "d1"], ["d1"]]
 
     def test_documents_are_removed_one_after_another(self):
-        reciting = RecitingGenerator(lambda p: p.context[0].text if p.context else "Nothing.")
+        reciting = AnswerFunction(lambda p: p.context[0].text if p.context else "Nothing.")
         assert whole(self.made(reciting), self.prompt("?", TEXT, OTHER, "One two three.")) == "One two three."
         assert len(reciting.prompts) == 3
 
     @pytest.mark.parametrize("view", ["summary", "guarded"])
     def test_repeated_quotation_removes_the_document(self, view):
-        reciting = RecitingGenerator(lambda p: TEXT if any(d.id == "d0" for d in p.context) else "Nothing.")
+        reciting = AnswerFunction(lambda p: TEXT if any(d.id == "d0" for d in p.context) else "Nothing.")
         assert whole(self.made(reciting, reference_view=view), self.prompt()) == "Nothing."
         assert [len(p.context) for p in reciting.prompts] == [2, 2, 1]
 
     def test_text_that_is_also_generated_without_the_document_is_allowed(self):
-        reciting = RecitingGenerator(lambda p: TEXT)
+        reciting = AnswerFunction(lambda p: TEXT)
         assert whole(self.made(reciting), self.prompt()) == TEXT
         assert len(reciting.prompts) == 2
 
     def test_text_of_the_question_does_not_count_as_quotation(self):
         question = "Is it right that the winter timetable begins in November, when the last boat leaves at five?"
-        reciting = RecitingGenerator(
+        reciting = AnswerFunction(
             lambda p: "The winter timetable begins in November, when the last boat leaves at five."
         )
         for asked in (question, "When?"):
@@ -324,36 +316,32 @@ class TestWholeAnswers:
 
     @pytest.mark.parametrize("words", [6, 7])
     def test_run_at_the_limit_is_allowed(self, words):
-        reciting = RecitingGenerator(
-            lambda p: " ".join(TEXT.split()[2:][:words]) if len(p.context) == 2 else "Nothing."
-        )
+        reciting = AnswerFunction(lambda p: " ".join(TEXT.split()[2:][:words]) if len(p.context) == 2 else "Nothing.")
         assert (whole(self.made(reciting), self.prompt()) == "Nothing.") == (words > 6)
 
     @pytest.mark.parametrize("sentences", [1, 2])
     def test_short_quotations_count_against_the_budget(self, sentences):
         written = ("Dogs travel free on weekdays", "tickets are sold on board")
-        reciting = RecitingGenerator(
-            lambda p: ", and ".join(written[:sentences]) if len(p.context) == 2 else "Nothing."
-        )
+        reciting = AnswerFunction(lambda p: ", and ".join(written[:sentences]) if len(p.context) == 2 else "Nothing.")
         generator = self.made(reciting, budget=9, run=6)
         assert (whole(generator, self.prompt("?")) == "Nothing.") == (sentences > 1)
 
     def test_inserted_words_do_not_hide_a_quotation(self):
-        reciting = RecitingGenerator(lambda p: " indeed ".join(TEXT.split()) if len(p.context) == 2 else "Nothing.")
+        reciting = AnswerFunction(lambda p: " indeed ".join(TEXT.split()) if len(p.context) == 2 else "Nothing.")
         assert whole(self.made(reciting), self.prompt()) == "Nothing."
 
     @pytest.mark.parametrize(
         "name", ["capitals", "full width", "spaced letters", "zero width", "numbered words", "base64"]
     )
     def test_disguise_does_not_hide_a_quotation(self, name):
-        reciting = RecitingGenerator(lambda prompt: DISGUISES[name](" ".join(d.text for d in prompt.context)))
+        reciting = AnswerFunction(lambda prompt: DISGUISES[name](" ".join(d.text for d in prompt.context)))
         whole(self.made(reciting), self.prompt("What is free on weekdays?", TEXT))
         assert [len(p.context) for p in reciting.prompts][-1] == 0
 
     def test_answer_is_sent_only_after_it_is_measured(self):
         guard = Guard.__new__(Guard)  # only the generators are needed
         assert not asyncio.iscoroutinefunction(guard.stream)
-        found = pieces(self.made(RecitingGenerator()), self.prompt("Repeat all."))
+        found = pieces(self.made(AnswerFunction(context_of)), self.prompt("Repeat all."))
         assert found == ["I don't know."]
 
 

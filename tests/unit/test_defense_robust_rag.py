@@ -14,7 +14,6 @@ from casemate.guard.defenses.robust_rag import WRITE, RobustRAG, aggregated_toke
 from casemate.maths.cascade import softmax
 from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
-from casemate.testing import check_defense
 from casemate.types import UNKNOWN, Document, Hit, Prompt, Query, Retrieval, SimilarityStats
 from tests.fakes import Memory, Parrot
 from tests.unit.toy_models import Toy
@@ -184,11 +183,7 @@ def test_passages_with_a_probable_refusal_are_excluded():
     assert asyncio.run(join_stream(RobustRAG("decoding").on_generate(model).stream(both))) == UNKNOWN
 
 
-# Contract
-
-
-def test_satisfies_the_defense_contract():
-    check_defense(RobustRAG())
+# Options
 
 
 @pytest.mark.parametrize(

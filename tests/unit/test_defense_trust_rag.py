@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from casemate.errors import CapabilityError, ConfigError
 from casemate.guard.defenses.trust_rag import CONSOLIDATE, KNOW, TrustRAG, mean_cosine, standardized, two_clusters
 from casemate.maths.vectors import normalize
-from casemate.protocols import Generator
 from casemate.rag.pipeline import join_stream
 from casemate.testing import check_defense
 from casemate.types import Document, Prompt
-from tests.fakes import BagOfWords, Memory, Parrot
+from tests.fakes import AnswerFunction, BagOfWords, Memory, Parrot
 
 DISTINCT = (
     "The north bridge opened in 1932 after eight years of work.",
@@ -143,20 +142,9 @@ def test_overlapping_passages_of_a_worked_example():
 # Stage 2
 
 
-@dataclass
-class Writer(Generator):
-    """Returns the reply for the instructions of the prompt."""
-
-    replies: dict
-    prompts: list = field(default_factory=list)
-
-    async def stream(self, prompt):
-        self.prompts.append(prompt)
-        yield self.replies[prompt.instructions]
-
-
 def test_stage_two_consolidates_passages_with_the_answer_of_the_model():
-    writer, reader = Writer({KNOW: "Bo Lund built it.", CONSOLIDATE: "Two sources name Bo Lund."}), Parrot()
+    replies = {KNOW: "Bo Lund built it.", CONSOLIDATE: "Two sources name Bo Lund."}
+    writer, reader = AnswerFunction(lambda prompt: replies[prompt.instructions]), Parrot()
     prompt = Prompt("Who built the bridge?", (Document("a", POISON[0]),), "Answer.")
     defense = TrustRAG(writer=writer, embedder=BagOfWords())
     asyncio.run(join_stream(defense.on_generate(reader).stream(prompt)))

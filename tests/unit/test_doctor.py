@@ -4,7 +4,6 @@ import asyncio
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import EntryPoint
 
 import pytest
 from typer.testing import CliRunner
@@ -24,7 +23,7 @@ from casemate.monitor.poisoning.scoring import ScreeningResult
 from casemate.rag.corpus import Corpus
 from casemate.rag.ingest import Ingest
 from casemate.types import Document, Event
-from tests.fakes import BagOfWords, documents
+from tests.fakes import BAG, BagOfWords, documents, entry_points
 from tests.unit.listener import Listener
 from tests.unit.test_calibration_file import MADE
 
@@ -32,10 +31,7 @@ from tests.unit.test_calibration_file import MADE
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A configuration with the test embedder, and a corpus of 40 records."""
-    entry = EntryPoint("bag", "tests.fakes:BagOfWords", "casemate.embedder")
-    monkeypatch.setattr(
-        plugins, "entry_points", lambda group, name=None: [entry] * (group == entry.group and name in {None, "bag"})
-    )
+    monkeypatch.setattr(plugins, "entry_points", entry_points(BAG))
     write(tmp_path / "corpus.jsonl", documents(40))
     (tmp_path / "casemate.yaml").write_text("rag: {corpus: corpus.jsonl, embedder: bag}\nguard: {mode: 'off'}\n")
     return tmp_path

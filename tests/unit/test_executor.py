@@ -6,7 +6,6 @@ import pickle
 import socket
 import sys
 import threading
-import time
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -26,6 +25,7 @@ from casemate.runtime.sealed_messages import MessageSeal
 from casemate.types import Secret
 from tests.cluster_tasks import refuse
 from tests.fakes import BagOfWords
+from tests.waiting import wait_for
 
 
 class RecordingExecutor(LocalExecutor):
@@ -38,13 +38,6 @@ class RecordingExecutor(LocalExecutor):
         for found in super().map(function, items, stopped):
             self.sizes.append(len(found))
             yield found
-
-
-def wait_until(holds, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -306,7 +299,7 @@ class TestPrefetch:
 
         prefetched = prefetch(items(), 3)
         assert next(prefetched) == 0
-        wait_until(lambda: len(read) >= 3)
+        wait_for(lambda: len(read) >= 3)
         assert len(read) <= 4
         prefetched.close()
         assert closed.is_set() and len(read) <= 4

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import httpx
 import pytest
@@ -33,11 +32,12 @@ from casemate.gateway.connections import (
     raise_descriptor_limit,
 )
 from casemate.gateway.server import uvicorn_config
-from casemate.protocols import Defense, Generator
+from casemate.protocols import Defense
 from casemate.types import Outcome
 from tests import gateways
-from tests.fakes import Clock
-from tests.gateways import Endless, Held, chat, client, connected_to, key, make, serving, wait_for
+from tests.fakes import AnswerFunction, Clock
+from tests.gateways import Endless, Held, chat, client, connected_to, key, make, serving
+from tests.waiting import wait_for
 
 INCOMPLETE = "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
 
@@ -362,14 +362,6 @@ def test_tls_shutdown_has_a_time_limit(tmp_path, each_loop, opened_connections, 
         wait_for(lambda: not opened_connections())
 
 
-@dataclass
-class Sized(Generator):
-    """Writes the number of bytes that the question contains."""
-
-    async def stream(self, prompt):
-        yield "x" * int(prompt.question)
-
-
 def small_receiver(url):
     """A connection with a small receive buffer."""
     host, _, port = url.removeprefix("http://").partition(":")
@@ -390,7 +382,9 @@ def kernel_buffer_size():
 @pytest.mark.parametrize("ended", ["closed by the server", "half-closed by the client"])
 def test_a_client_has_a_time_limit_to_read_the_end_of_an_answer(tmp_path, each_loop, opened_connections, ended):
     """The server still buffers a few KB, fewer than its limit for writing."""
-    app = make(tmp_path, Sized(), body_timeout_s=0.3, tokens_per_day=10**9)
+    app = make(
+        tmp_path, AnswerFunction(lambda prompt: "x" * int(prompt.question)), body_timeout_s=0.3, tokens_per_day=10**9
+    )
     text, taken = key(app), kernel_buffer_size()
     with serving(app) as url, ExitStack() as opened:
         for more in range(2_000, 50_000, 12_000):

@@ -40,8 +40,8 @@ from tests.gateways import (
     key,
     make,
     serving,
-    wait_for,
 )
+from tests.waiting import wait_for
 
 
 def pieces(answer):
@@ -101,7 +101,7 @@ def test_key_revoked_by_another_process_is_refused_within_seconds(tmp_path):
     with client(app, text) as http:
         assert http.get("/v1/models").status_code == 200
         revoke_in_another_process(tmp_path, text)
-        wait_for(lambda: http.get("/v1/models").status_code == 401)
+        wait_for(lambda: http.get("/v1/models").status_code == 401, 20)
         unknown = http.get("/v1/models", headers={"Authorization": "Bearer cmk_"})
         assert http.get("/v1/models").json() == unknown.json()
 
@@ -138,7 +138,7 @@ def test_a_key_revoked_while_the_body_of_its_request_arrives_is_refused(tmp_path
         connection.sendall((head + body[:5]).encode())
         http.get("/metrics")  # answered after the gateway began to read the body
         revoke_in_another_process(tmp_path, text)
-        wait_for(lambda: http.get("/v1/models").status_code == 401)
+        wait_for(lambda: http.get("/v1/models").status_code == 401, 20)
         connection.sendall(body[5:].encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 401")
         assert parrot.prompts == [] and "new" not in app.index.digests()
@@ -154,7 +154,7 @@ def test_an_answer_in_progress_is_completed_after_its_key_is_revoked(tmp_path, m
         answer = threads.submit(http.post, "/v1/chat/completions", json=chat("x", stream=stream))
         wait_for(lambda: held.begun == 1)
         revoke_in_another_process(tmp_path, text)
-        wait_for(lambda: http.get("/v1/models").status_code == 401)
+        wait_for(lambda: http.get("/v1/models").status_code == 401, 20)
         held.free.set()
         done = answer.result(20)
         assert done.status_code == 200

@@ -28,10 +28,10 @@ from casemate.monitor.alerts.quarantine_alerts import settle_quarantine_alerts
 from casemate.monitor.canaries.results import Severity
 from casemate.monitor.poisoning.quarantine import Quarantine
 from casemate.monitor.poisoning.scoring import ScreeningResult
-from casemate.protocols import EventStoreProxy, Generator
+from casemate.protocols import EventStoreProxy
 from casemate.rag.pipeline import join_stream
 from casemate.types import Document, Event, Prompt, Query
-from tests.fakes import Memory
+from tests.fakes import AnswerFunction, Memory
 from tests.unit.test_honeytoken import retrieval
 
 NOW = datetime(2031, 5, 3, 12, 30, tzinfo=UTC)
@@ -43,16 +43,9 @@ def store(tmp_path):
         yield AlertingEventStore(made)
 
 
-class FixedAnswer(Generator):
-    def __init__(self, text):
-        self.text = text
-
-    async def stream(self, prompt):
-        yield self.text
-
-
 def answered(defense, text, question="q"):
-    asyncio.run(join_stream(defense.on_generate(FixedAnswer(text)).stream(Prompt(question, (), "Answer."))))
+    generator = defense.on_generate(AnswerFunction(lambda prompt: text))
+    asyncio.run(join_stream(generator.stream(Prompt(question, (), "Answer."))))
 
 
 def leaked(defense):

@@ -17,13 +17,9 @@ from casemate.monitor.poisoning.text_signals import (
     title_echo,
 )
 from casemate.types import Document
+from tests.fakes import unit
 
 DIM = 8
-
-
-def unit(rng, n):
-    X = rng.standard_normal((n, DIM))
-    return (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float32)
 
 
 @pytest.fixture

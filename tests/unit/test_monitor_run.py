@@ -53,9 +53,8 @@ class Scripted(Target):
             self.now -= 1
 
 
-def run_canaries(found, target, run_id="r1", baseline_documents=None, on_result=lambda result: None, **options):
-    runner = CanaryRunner(found, target, **options)
-    return asyncio.run(runner.run(run_id, baseline_documents, on_result))
+def run_canaries(found, target, run_id="r1", on_result=lambda result: None, **options):
+    return asyncio.run(CanaryRunner(found, target, **options).run(run_id, on_result))
 
 
 class TestAsking:
@@ -137,7 +136,8 @@ class TestResults:
         answer = partial_answer("yes", ids=("d1", "d2"))
         found = canaries(2, new_documents="report")
         target = Scripted(answer, frozenset({"ids"}))
-        result = run_canaries(found, target, baseline_documents={"c0": ["d2"]})
+        runner = CanaryRunner(found, target)
+        result = asyncio.run(runner.ask("r1", {"c0": ["d2"], "c1": []}, lambda result: None))
         assert [[d.kind for d in r.deviations] for r in result.results] == [["new_document"], []]
 
 

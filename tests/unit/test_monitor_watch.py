@@ -26,6 +26,7 @@ from casemate.monitor.trends.cusum import AlarmLimits, WatchedCanary, WatchedSet
 from casemate.monitor.trends.sequential_tests import FlakeCounts
 from tests.unit.monitor_stores import InMemoryEventStore, fresh_url
 from tests.unit.test_monitor_outbox import FakeChannel
+from tests.waiting import wait_for
 
 url = pytest.fixture(params=["sqlite", "postgres"])(fresh_url)
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
@@ -349,14 +350,6 @@ def asked(log):
     return [(float(at), int(pid), run, canary) for at, pid, run, canary in lines]
 
 
-def wait_until(holds, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.02)
-    return found
-
-
 def question_in_progress(log, finished):
     """The last question, if its run is in progress."""
     found = asked(log)
@@ -395,13 +388,13 @@ def test_another_process_finishes_the_run_after_a_kill_of_the_leader(url, tmp_pa
         return {e.body["run"] for e in store.scan(schedule.RUN_KIND)}
 
     with workers(url, log, 2) as processes:
-        wait_until(lambda: len(finished()) >= 1)
-        _, leader, killed_run, _ = wait_until(lambda: question_in_progress(log, finished))
+        wait_for(lambda: len(finished()) >= 1)
+        _, leader, killed_run, _ = wait_for(lambda: question_in_progress(log, finished))
         assert {pid for _, pid, _, _ in asked(log)} == {leader}  # the other was on standby
         os.kill(leader, signal.SIGKILL)
         done = len(asked(log))
-        wait_until(lambda: killed_run in finished())
-        wait_until(lambda: len([r for r in finished() if r > killed_run]) >= 1)
+        wait_for(lambda: killed_run in finished())
+        wait_for(lambda: len([r for r in finished() if r > killed_run]) >= 1)
         other = next(p.pid for p in processes if p.pid != leader)
         assert {pid for _, pid, _, _ in asked(log)[done + 1 :]} == {other}
     by = Counter((run == killed_run, pid) for _, pid, run, _ in asked(log))
@@ -417,14 +410,14 @@ def test_signal_releases_the_lease_and_a_restart_continues(tmp_path):
     for _ in range(2):
         with workers(url, log, 1, lease=60.0) as (process,):
             before = len(asked(log))
-            wait_until(lambda before=before: len(asked(log)) > before + 5)
+            wait_for(lambda before=before: len(asked(log)) > before + 5)
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
             assert process.stdout.readline() == "finished\n"
         assert store.lease("canaries:clinic", "the test", 0.01)
     with workers(url, log, 1) as (process,):
         before = len(store.scan(schedule.RUN_KIND))
-        wait_until(lambda: len(store.scan(schedule.RUN_KIND)) > before + 1)
+        wait_for(lambda: len(store.scan(schedule.RUN_KIND)) > before + 1)
         process.send_signal(signal.SIGINT)
         process.wait(30)
     check_each_run_once_after_stops(store, log)
@@ -449,7 +442,7 @@ def test_leader_that_lost_its_lease_does_not_finish_its_run(tmp_path):
         return {e.body["run"] for e in store.scan(schedule.RUN_KIND)}
 
     with workers(url, log, 1, every=3):
-        _, _, run, _ = wait_until(lambda: question_in_progress(log, finished))
+        _, _, run, _ = wait_for(lambda: question_in_progress(log, finished))
         with closing(sqlite3.connect(tmp_path / "events.db", timeout=10)) as connection, connection:
             connection.execute("UPDATE casemate_leases SET holder = 'thief'")  # simulates a suspended leader
         assert not store.lease("canaries:clinic", "the test", 60)
@@ -461,6 +454,6 @@ def test_leader_that_lost_its_lease_does_not_finish_its_run(tmp_path):
         assert run not in finished()
         time.sleep(0.5)
         assert len(asked(log)) == stopped
-        wait_until(lambda: run in finished())
+        wait_for(lambda: run in finished())
     check_each_run_once(store, log, every=3)
     store.close()

@@ -18,6 +18,7 @@ from casemate.errors import BackendError, DataError
 from casemate.maths.moments import CorpusMoments
 from casemate.testing import INDEX_OBLIGATIONS
 from casemate.types import Document
+from tests.fakes import unit
 from tests.unit.memory_versioned_store import MemoryIndex, MemoryServer
 
 DIM = 8
@@ -26,11 +27,6 @@ SHORT = 0.01  # timeout_s; the lease is three times as long
 
 class Killed(BaseException):
     """The code under test does not catch it, like SIGKILL."""
-
-
-def unit(seed: int, n: int) -> np.ndarray:
-    x = np.random.default_rng(seed).standard_normal((n, DIM))
-    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
 
 
 def documents(source: str, count: int, label: str = "") -> list[Document]:
@@ -420,8 +416,7 @@ def test_moments_with_384_dimensions_span_several_rows() -> None:
     server, dim = MemoryServer(), 384
     index = MemoryIndex(server)
     index.open("test", dim)
-    x = np.random.default_rng(0).standard_normal((50, dim))
-    x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    x = unit(0, 50, dim)
     index.add(documents("a", 50), x)
     other = MemoryIndex(server)
     other.open("test", dim)

@@ -9,13 +9,9 @@ from hypothesis import strategies as st
 
 from casemate.maths import nearest
 from casemate.maths.nearest import ApproximateSearch, ExactSearch
+from tests.fakes import unit
 
 DIM = 8
-
-
-def unit(rng: np.random.Generator, n: int, dim: int = DIM) -> np.ndarray:
-    x = rng.standard_normal((n, dim))
-    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
 
 
 def naive(held: dict[int, np.ndarray], q: np.ndarray, k: int) -> list[tuple[int, float]]:

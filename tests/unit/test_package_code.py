@@ -20,7 +20,7 @@ from casemate.redteam.campaigns.probe import OwnProbeCampaign
 from casemate.redteam.lab.store import CampaignStore
 from casemate.runtime import package_code as module
 from casemate.runtime.package_code import package_code
-from tests.campaign_process import entry_points
+from tests.campaign_process import registered
 
 DEFENSE = """\
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def package(tmp_path, monkeypatch):
         EntryPoint("remote", "acme_plug_ins.remote:Remote", "casemate.target"),
     ]
     monkeypatch.setattr(
-        plugins, "entry_points", lambda group: [*entry_points(group), *(e for e in entries if e.group == group)]
+        plugins, "entry_points", lambda group: [*registered(group), *(e for e in entries if e.group == group)]
     )
     yield folder
     for name in [name for name in sys.modules if name.startswith("acme_plug_ins")]:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
@@ -28,6 +27,7 @@ from casemate.redteam.reporting.compare import compare_results
 from casemate.redteam.reporting.standards import INJECTION
 from casemate.types import UNKNOWN, Prompt
 from tests.fake_openai import FakeOpenAI
+from tests.fakes import entry_points
 from tests.unit.test_personal_data import Addresses
 
 QUESTION = "When does the pharmacy open?"
@@ -191,12 +191,8 @@ def with_finder(name, **options):
 @pytest.fixture
 def finders(monkeypatch):
     modules = {"addresses": "tests.unit.test_personal_data:Addresses", "nothing": "tests.unit.test_probe:Nothing"}
-    found = [EntryPoint(name, path, "casemate.personal_data_finder") for name, path in modules.items()]
-    monkeypatch.setattr(
-        plugins,
-        "entry_points",
-        lambda group, name=None: [e for e in found if e.group == group and name in {None, e.name}],
-    )
+    found = (("personal_data_finder", name, path) for name, path in modules.items())
+    monkeypatch.setattr(plugins, "entry_points", entry_points(*found))
 
 
 @pytest.mark.usefixtures("finders")

@@ -13,7 +13,7 @@ from casemate.guard.calibration.closeness import FEATURES
 from casemate.guard.calibration.file import read_calibrations, write_calibration
 from casemate.guard.defenses.mirabel import Mirabel
 from casemate.maths.calibration import Calibration
-from casemate.monitor.enforcement import read_preview, record_threshold
+from casemate.monitor.enforcement import THRESHOLD, read_preview, record_setting
 from casemate.monitor.recalibration import PER_CLIENT, recalibrated, recorded_scores
 from casemate.types import Event
 from tests.fakes import Memory
@@ -137,9 +137,9 @@ def test_the_preview_applies_the_new_threshold_to_earlier_scores():
         return read_preview(store, NOW - timedelta(days=7), lambda client: False).affected
 
     assert affected() == 4
-    record_threshold(store, "mirabel", "other", 1.49, 5.0, "test")
+    record_setting(store, THRESHOLD, 5.0, "test", before=1.49, defense="mirabel", tenant="other")
     assert affected() == 4
-    record_threshold(store, "mirabel", "default", 1.49, 5.0, "test")
+    record_setting(store, THRESHOLD, 5.0, "test", before=1.49, defense="mirabel", tenant="default")
     assert affected() == 2
 
 

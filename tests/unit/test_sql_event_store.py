@@ -21,6 +21,7 @@ from casemate.backends.event_stores.sql import SqlEventStore
 from casemate.backends.event_stores.sql.database import advice
 from casemate.errors import BackendError, ConfigError, MissingExtra
 from casemate.types import Event
+from tests.waiting import wait_for
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LOGGER = "casemate.backends.event_stores.sql"
@@ -66,13 +67,6 @@ def event(id_: object, **body: object) -> Event:
 
 def ids(store: SqlEventStore) -> list[str]:
     return [e.id for e in store.scan()]
-
-
-def eventually(holds) -> None:
-    give_up = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < give_up
-        time.sleep(0.001)
 
 
 def test_importing_the_module_does_not_import_sqlalchemy():
@@ -156,7 +150,7 @@ def test_beyond_capacity_the_oldest_events_are_dropped_and_reported_once(make, m
         for i in range(25):
             store.append(event(f"{burst}-{i}", secret="the question"))
             assert gate.refused.wait(30)
-        eventually(lambda total=15 * burst: store.dropped == total)  # the writer may return a batch to the queue later
+        wait_for(lambda total=15 * burst: store.dropped == total)  # the writer may return a batch to the queue later
         gate.open = True
         assert store.flush()
     assert ids(store) == [f"{burst}-{i}" for burst in (1, 2) for i in range(15, 25)]

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,10 @@ from casemate.errors import BackendError, CasemateError, DataError, MissingExtra
 from casemate.maths.moments import CorpusMoments
 from casemate.maths.nearest import ApproximateSearch, ExactSearch
 from casemate.types import Document
+from tests import fakes
 
 DIM = 16
+unit = partial(fakes.unit, dim=DIM)
 WORKER = """
 import resource, signal, sys
 import numpy as np
@@ -48,11 +51,6 @@ try:
 except CasemateError as error:
     print(type(error).__name__, error, flush=True)
 """
-
-
-def unit(rng: np.random.Generator, n: int, dim: int = DIM) -> np.ndarray:
-    x = rng.standard_normal((n, dim))
-    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
 
 
 def documents(source: str, count: int, text: str = "text") -> list[Document]:
@@ -390,7 +388,7 @@ def test_changed_vectors_are_reported(filled) -> None:
         (3, (unit(rng, 1) * 2).astype(np.float32), "the vector with key 3 is not of unit length"),
         (3, np.full(DIM, np.nan, np.float32), "the vector with key 3 is not of unit length"),
         (3, unit(rng, 1), "the moments do not fit the vectors"),
-        (3, unit(rng, 1, DIM - 1), "1 documents have no vector or an incomplete one"),
+        (3, unit(rng, 1, dim=DIM - 1), "1 documents have no vector or an incomplete one"),
     ]:
         tamper(filled, "UPDATE vector SET value = ? WHERE key = ?", value.tobytes(), key)
         index = opened(filled)

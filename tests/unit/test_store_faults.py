@@ -23,8 +23,9 @@ from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.gateway import state
 from casemate.types import Secret
 from tests.fakes import BagOfWords
-from tests.gateways import HideNamed, chat, client, key, make, wait_for
+from tests.gateways import HideNamed, chat, client, key, make
 from tests.unit.monitor_stores import fresh_url
+from tests.waiting import wait_for
 
 url = pytest.fixture(params=["sqlite", "postgres"])(fresh_url)
 RATE, ROUNDS = 0.25, 16

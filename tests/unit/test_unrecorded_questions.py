@@ -16,7 +16,7 @@ from casemate.doctor import examine
 from casemate.gateway.auth.keys import ApiKeyStore, Grant
 from casemate.redteam.campaigns.own import OwnExtractionCampaign, OwnMembershipCampaign
 from casemate.types import Query
-from tests.campaign_process import CONFIG, entry_points
+from tests.campaign_process import CONFIG, registered
 from tests.fakes import documents
 from tests.unit.test_external_campaigns import silent
 from tests.unit.towns import towns
@@ -25,7 +25,7 @@ from tests.unit.towns import towns
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An indexed and calibrated system with stateful defenses."""
-    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    monkeypatch.setattr(plugins, "entry_points", registered)
     monkeypatch.chdir(tmp_path)
     corpus = [{"_id": d.id, "text": d.text} for d in documents(80, words=14)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, corpus)))

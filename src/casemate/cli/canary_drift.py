@@ -6,10 +6,10 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from rich.table import Table
@@ -41,9 +41,6 @@ from casemate.types import DEFAULT_TENANT
 
 LOOK_BACK = "30d"
 Windows: TypeAlias = Sequence[Sequence[Observation]]
-Alarms: TypeAlias = Sequence[tuple[datetime, Sequence[DriftReading]]]
-"""Start of each window with an alarm, and the signals that alarm."""
-Readings: TypeAlias = Mapping[str, Sequence[Sequence[DriftReading]]]
 Alerting = Annotated[bool, typer.Option("--alert", help="Open an alert on failure, unless the same one is open.")]
 
 
@@ -64,20 +61,14 @@ def drift_command(
         start = datetime.now(UTC) - parse_span(since or LOOK_BACK)
         accepted = load_baseline(monitor.app.store, monitor.set)
         start = accepted.at if accepted and not since else start
-        series = _series(monitor, start, parse_span(window).total_seconds())
-        readings = readings_of(monitor.app, series, reference)
-        alarms = {name: alarms_of(series[name][reference:], steps) for name, steps in readings.items()}
+        drift = DriftTest.of(monitor.app, _series(monitor, start, parse_span(window).total_seconds()), reference)
         if alert:
-            raise_drift_alerts(monitor.app, monitor.set.name, alarms, tenant, start)
-    counts = {name: len(windows) for name, windows in series.items()}
+            drift.raise_alerts(monitor.app, monitor.set.name, tenant, start)
     if as_json:
-        rows = {
-            name: [[asdict(r) | {"alarm": r.alarm} for r in step] for step in steps] for name, steps in readings.items()
-        }
-        print_json({"since": start, "reference": reference, "windows": counts, "readings": rows})
+        print_json({"since": start, "reference": reference, **drift.as_json()})
     else:
-        show_drift(readings, counts, reference)
-    raise typer.Exit(Code.FAILED if any(alarms.values()) else Code.OK if readings else Code.INCOMPLETE)
+        drift.show()
+    raise typer.Exit(drift.exit_code)
 
 
 @canary.command("shadow")
@@ -172,32 +163,69 @@ def _series(monitor: CanaryMonitor, start: datetime, seconds: float) -> dict[str
     }
 
 
-def raise_drift_alerts(app: App, about: str, alarms: Mapping[str, Alarms], tenant: str, start: datetime) -> None:
-    """Opens an alert for the last alarm of each series. It names sources that were changed or removed meanwhile.
+@dataclass(frozen=True)
+class DriftTest:
+    """Series of windows, and the readings of each window after the reference, for the series that are long enough."""
 
-    The series begin at ``start``, and belong to a canary set or a tenant.
-    """
-    changed = updated_sources(app.store, tenant, start) if any(alarms.values()) else ()
-    for name, found in alarms.items():
-        if found:
-            at, alarming = found[-1]
-            _raise(app, drift_alert(about, name, alarming, at, changed))
+    series: Mapping[str, Windows]
+    reference: int
+    readings: Mapping[str, Sequence[Sequence[DriftReading]]]
 
+    @classmethod
+    def of(cls, app: App, series: Mapping[str, Windows], reference: int) -> DriftTest:
+        """Tests the series with the configured rate of false alarms."""
+        limit, seed = app.config.monitor.runs_per_false_alert, app.config.calibrate.seed
+        readings = {
+            name: detect_drift(windows, reference, paired=name == "canaries", windows_per_false_alarm=limit, seed=seed)
+            for name, windows in series.items()
+            if len(windows) > reference
+        }
+        return cls(series, reference, readings)
 
-def readings_of(app: App, series: Mapping[str, Windows], reference: int) -> Readings:
-    """Readings of each series that is long enough, for each window after the reference."""
-    per_alarm, seed = app.config.monitor.runs_per_false_alert, app.config.calibrate.seed
-    return {
-        name: detect_drift(windows, reference, paired=name == "canaries", windows_per_false_alarm=per_alarm, seed=seed)
-        for name, windows in series.items()
-        if len(windows) > reference
-    }
+    @property
+    def exit_code(self) -> Code:
+        """Whether a signal alarms; INCOMPLETE if no series is long enough."""
+        alarms = any(r.alarm for steps in self.readings.values() for step in steps for r in step)
+        return Code.FAILED if alarms else Code.OK if self.readings else Code.INCOMPLETE
 
+    def raise_alerts(self, app: App, about: str, tenant: str, start: datetime) -> None:
+        """Opens an alert for the last alarm of each series. It names sources that were changed or removed meanwhile.
 
-def alarms_of(windows: Windows, steps: Sequence[Sequence[DriftReading]]) -> Alarms:
-    """Start and alarming signals of each window with an alarm."""
-    found = ((min(o.at for o in w), [r for r in step if r.alarm]) for w, step in zip(windows, steps, strict=True))
-    return [(at, some) for at, some in found if some]
+        The series begin at ``start``, and belong to a canary set or a tenant.
+        """
+        changed = updated_sources(app.store, tenant, start) if self.exit_code is Code.FAILED else ()
+        for name, steps in self.readings.items():
+            windows = zip(self.series[name][self.reference :], steps, strict=True)
+            alarms = [(w, some) for w, step in windows if (some := [r for r in step if r.alarm])]
+            for window, alarming in alarms[-1:]:
+                _raise(app, drift_alert(about, name, alarming, min(o.at for o in window), changed))
+
+    def as_json(self) -> dict[str, Any]:
+        """Number of windows, and readings of each series."""
+        rows = {
+            name: [[asdict(r) | {"alarm": r.alarm} for r in step] for step in steps]
+            for name, steps in self.readings.items()
+        }
+        return {"windows": {name: len(windows) for name, windows in self.series.items()}, "readings": rows}
+
+    def show(self) -> None:
+        """Prints the readings of each series, and which series are too short."""
+        for name, windows in self.series.items():
+            if name not in self.readings:
+                needed = f"{self.reference} for the reference and at least 1 to test"
+                out.print(f"{name}: {len(windows)} windows are too few; needed: {needed}")
+        table = Table("series", "signal", "reference", "last", "evidence", "alarm at", "alarms in windows")
+        for name, steps in self.readings.items():
+            for signal in dict.fromkeys(r.signal for step in steps for r in step):
+                some = [(i, r) for i, step in enumerate(steps, self.reference + 1) for r in step if r.signal == signal]
+                last, alarms = some[-1][1], [str(i) for i, r in some if r.alarm]
+                values = (f"{x:.3g}" for x in (last.reference, last.value, last.evidence, last.threshold))
+                table.add_row(name, signal, *values, f"[red]{', '.join(alarms)}[/red]")
+        if self.readings:
+            out.print(table)
+        alarming = (r for steps in self.readings.values() for step in steps for r in step if r.alarm)
+        if documents := dict.fromkeys(d for r in alarming for d in r.documents):
+            out.print(f"in more answers than before: {shown(', '.join(documents))}")
 
 
 def _raise(app: App, alert: Alert) -> None:
@@ -205,26 +233,6 @@ def _raise(app: App, alert: Alert) -> None:
         say.print(f"opened alert {shown(alert.id)}")
     else:
         say.print("opened no alert: the same one exists, or an open one was extended")
-
-
-def show_drift(readings: Readings, counts: Mapping[str, int], reference: int) -> None:
-    """Prints the readings of each series, and which series are too short."""
-    for name, count in counts.items():
-        if name not in readings:
-            needed = f"{reference} for the reference and at least 1 to test"
-            out.print(f"{name}: {count} windows are too few; needed: {needed}")
-    table = Table("series", "signal", "reference", "last", "evidence", "alarm at", "alarms in windows")
-    for name, steps in readings.items():
-        for signal in dict.fromkeys(r.signal for step in steps for r in step):
-            some = [(i, r) for i, step in enumerate(steps, reference + 1) for r in step if r.signal == signal]
-            last, alarms = some[-1][1], [str(i) for i, r in some if r.alarm]
-            values = (f"{x:.3g}" for x in (last.reference, last.value, last.evidence, last.threshold))
-            table.add_row(name, signal, *values, f"[red]{', '.join(alarms)}[/red]")
-    if readings:
-        out.print(table)
-    alarming = (r for steps in readings.values() for step in steps for r in step if r.alarm)
-    if documents := dict.fromkeys(d for r in alarming for d in r.documents):
-        out.print(f"in more answers than before: {shown(', '.join(documents))}")
 
 
 def _show_shadow(diff: ShadowDiff) -> None:

@@ -44,7 +44,7 @@ from casemate.guard.calibration.fitting import RATES, calibration_possible
 from casemate.guard.calibration.log_review import log_warnings, weak_attacks_note
 from casemate.guard.defenses.crawl_limit import daily_share_notes
 from casemate.maths.calibration import Calibration, min_questions
-from casemate.monitor.enforcement import record_threshold
+from casemate.monitor.enforcement import THRESHOLD, record_setting
 from casemate.monitor.poisoning.screening_gate import ScreeningGate
 from casemate.monitor.recalibration import recalibrated, recorded_scores
 from casemate.monitor.service import missing_screening, open_screening_gate
@@ -269,7 +269,8 @@ def _recalibrate(app: App, tenant: str) -> dict[str, tuple[Calibration, Path]]:
         before = read_calibrations(defense.calibration)[tenant]
         write_calibration(defense.calibration, tenant, after)
         old, new = (c.threshold(c.attainable_rate(rate)) for c in (before, after))
-        record_threshold(app.store, defense.name, tenant, old, new, "casemate calibrate --recorded")
+        about = {"before": old, "defense": defense.name, "tenant": tenant}
+        record_setting(app.store, THRESHOLD, new, "casemate calibrate --recorded", **about)
     return _write_pages(app, found, tenant)
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from casemate.app import open_app
 from casemate.cli.canary import parse_span
-from casemate.cli.canary_drift import Alerting, alarms_of, raise_drift_alerts, readings_of, show_drift
+from casemate.cli.canary_drift import Alerting, DriftTest
 from casemate.cli.console import Code, ConfigFile, Json, Tenant, bar, out, print_json, say, shown
 from casemate.errors import ConfigError, DataError
 from casemate.monitor.canaries.canary_file import read_canaries
@@ -94,18 +94,15 @@ def report_command(
         seconds = parse_span(window).total_seconds()
         observed = {"traced answers": answers(questions), "traced questions": topics_asked(questions)}
         series = {name: windows_by_time(some, seconds, now) for name, some in observed.items()}
-        readings = readings_of(app, series, reference)
-        alarms = {name: alarms_of(series[name][reference:], steps) for name, steps in readings.items()}
+        drift = DriftTest.of(app, series, reference)
         if alert:
-            raise_drift_alerts(app, tenant, alarms, tenant, start)
-    counts = {name: len(windows) for name, windows in series.items()}
+            drift.raise_alerts(app, tenant, tenant, start)
     if as_json:
-        rows = {n: [[asdict(r) | {"alarm": r.alarm} for r in step] for step in steps] for n, steps in readings.items()}
-        print_json({**_shares(questions), "coverage": _coverage_json(coverage), "windows": counts, "readings": rows})
+        print_json({**_shares(questions), "coverage": _coverage_json(coverage), **drift.as_json()})
     else:
         _show_report(questions, coverage)
-        show_drift(readings, counts, reference)
-    raise typer.Exit(Code.FAILED if any(alarms.values()) else Code.OK if readings else Code.INCOMPLETE)
+        drift.show()
+    raise typer.Exit(drift.exit_code)
 
 
 @traces.command("suggest")

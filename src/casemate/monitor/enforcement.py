@@ -33,7 +33,7 @@ SETTING_KIND, SETTING = "setting", "guard.mode"
 SIGNIFICANCE = "significance"
 """Option of a calibrated defense whose changes such events record too."""
 THRESHOLD = "threshold"
-"""Name of the setting in events that record a threshold adjusted to recorded scores."""
+"""Name of the setting in events that record a threshold adjusted to recorded scores. Previews apply the new one."""
 SESSION_GAP = timedelta(minutes=30)
 """A client's question after a longer pause starts a new session."""
 EXAMPLES = 5
@@ -260,11 +260,6 @@ class SettingsSync:
             self._app.guard.enforce = mode == "enforce"
         except DataError as error:
             _log.warning("the switch to observe mode is ignored: %s", error)
-
-
-def record_threshold(store: EventStore, defense: str, tenant: str, before: float, after: float, by: str) -> None:
-    """Records that a threshold was adjusted, so that previews apply the new one to earlier scores. Blocks."""
-    record_setting(store, THRESHOLD, after, by, before=before, defense=defense, tenant=tenant)
 
 
 def record_setting(store: EventStore, name: str, after: Any, by: str, **more: Any) -> None:

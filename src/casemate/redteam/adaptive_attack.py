@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import ClassVar
 
 from casemate.protocols import MembershipAttack
 from casemate.text.grounding import summarize_grounding
@@ -27,6 +28,7 @@ class AdaptiveAttack(MembershipAttack):
         best: Number of replies with the highest grounding score that count. None: all.
     """
 
+    features: ClassVar[tuple[str, ...]] = ("score", "share")
     best: int | None = None
     _genre = ReferenceCorpus()
 

@@ -163,7 +163,7 @@ class EventTail(Generic[T]):
     def __init__(self, store: EventStore, kind: str, keep: int, convert: Callable[[Event], T | None]) -> None:
         self._store, self._kind, self.keep, self._convert = store, kind, keep, convert
         self._known: BoundedDict[str, T | None] = BoundedDict(keep)
-        self._all: list[T] = []
+        self.all: list[T] = []  # the converted events, oldest first; do not modify the list
 
     def sync(self) -> bool:
         """Reads new events; returns whether there were any."""
@@ -177,7 +177,7 @@ class EventTail(Generic[T]):
         for event in fresh:
             self._known[event.id] = self._converted(event)
         if fresh:
-            self._all = [one for one in self._known.values() if one is not None]
+            self.all = [one for one in self._known.values() if one is not None]
         return bool(fresh)
 
     def _converted(self, event: Event) -> T | None:
@@ -186,11 +186,6 @@ class EventTail(Generic[T]):
         except Exception as error:  # one event of another version must not break the page
             _log.warning("the %s event %s cannot be shown: %s", self._kind, event.id[:80], type(error).__name__)
             return None
-
-    @property
-    def all(self) -> list[T]:
-        """The converted events, oldest first. Do not modify the list."""
-        return self._all
 
     @property
     def full(self) -> bool:

@@ -14,10 +14,9 @@ Functions that read or write the store raise ``BackendError`` if it fails.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from casemate.errors import DataError
-from casemate.monitor.canaries.results import Severity
+from casemate.monitor.canaries.results import Severity, digest
 from casemate.protocols import EventStore
 from casemate.runtime.stored import read_stored
 from casemate.types import Event
@@ -93,7 +92,7 @@ class AlertState:
     opened: datetime
     changed: datetime
     acknowledged: str = ""
-    events: tuple[str, ...] = field(default=())
+    events: tuple[str, ...] = ()
 
     @property
     def open(self) -> bool:
@@ -232,8 +231,3 @@ def _require_open(store: EventStore, alert_id: str) -> Alert:
     if alert_id not in found:
         raise DataError(f"no open alert has the id {alert_id!r}; open alerts: {', '.join(found) or 'none'}")
     return found[alert_id]
-
-
-def digest(*parts: str, length: int = 16) -> str:
-    """SHA-256 of some texts, shortened, in hexadecimal."""
-    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:length]

@@ -7,7 +7,6 @@ from YAML.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from casemate.monitor.canaries import behavior
 from casemate.monitor.canaries.matching import normalized_tokens, reveals_phrase
-from casemate.monitor.canaries.results import Severity
+from casemate.monitor.canaries.results import Severity, digest
 from casemate.text.refusals import is_refusal
 from casemate.types import MAX_K
 
@@ -198,7 +197,7 @@ class CanarySet:
             ({key: value for key, value in row.items() if key != "paraphrases" or value} for row in dumped),
             key=lambda row: str(row["id"]),
         )
-        return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:16]
+        return digest(json.dumps(rows, sort_keys=True))
 
 
 def parse_interval(text: str) -> timedelta:

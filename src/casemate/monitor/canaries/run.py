@@ -80,20 +80,17 @@ class CanaryRunner:
     async def run(
         self,
         run_id: str,
-        baseline_documents: Mapping[str, Collection[str]] | None = None,
         on_result: Callable[[CanaryResult], None] = lambda result: None,
         wording: int | None = None,
     ) -> CanaryRun:
-        """Asks all canaries.
+        """Asks all canaries, as if none had a baseline.
 
-        A canary without ids of its context in the baseline has no new documents. An exception in ``on_result`` ends the
-        run. The wording is counted cyclically; None: drawn by the run id.
+        An exception in ``on_result`` ends the run. The wording is counted cyclically; None: drawn by the run id.
 
         Raises:
             ConfigError: If a canary expects what this system does not report, before anything is asked.
         """
-        known = baseline_documents or {}
-        return await self.ask(run_id, {c.id: known.get(c.id, ()) for c in self.canaries}, on_result, wording)
+        return await self.ask(run_id, {c.id: () for c in self.canaries}, on_result, wording)
 
     async def ask(
         self,
@@ -102,7 +99,7 @@ class CanaryRunner:
         on_result: Callable[[CanaryResult], None],
         wording: int | None = None,
     ) -> CanaryRun:
-        """Like ``run``, but asks only the canaries in ``baseline_documents``."""
+        """Like ``run``, but asks the canaries in ``baseline_documents`` only. One without any there has no new ones."""
         self.require_supported()
         wanted = [canary for canary in self.canaries if canary.id in baseline_documents]
         found: dict[str, CanaryResult] = {}

@@ -224,7 +224,7 @@ def _pair(first: Sequence[CanaryResult], second: Sequence[CanaryResult], embedde
     passed = tuple(sum(r.status is CanaryStatus.PASS for r in side) for side in (first, second))
     kinds = [{d.kind for r in side for d in r.deviations} for side in (first, second)]
     both = list(zip(first, second, strict=True))
-    contexts = [(_context(a), _context(b)) for a, b in both]
+    contexts = [(a.documents or a.sources, b.documents or b.sources) for a, b in both]
     return CanaryPair(
         first[0].canary,
         len(first),
@@ -233,10 +233,6 @@ def _pair(first: Sequence[CanaryResult], second: Sequence[CanaryResult], embedde
         _mean([rank_biased_overlap(a, b) for a, b in contexts if a or b]),
         _mean(answer_cosines([(a.text, b.text) for a, b in both], embedder)) if embedder else None,
     )
-
-
-def _context(result: CanaryResult) -> Sequence[str]:
-    return result.documents or result.sources
 
 
 def answer_cosines(pairs: Sequence[tuple[str, str]], embedder: Embedder) -> list[float]:

@@ -16,7 +16,6 @@ reported, but adds nothing to the mean.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +29,7 @@ from casemate.errors import DataError
 from casemate.maths.moments import CorpusMoments
 from casemate.maths.special import gamma_sf
 from casemate.monitor.canaries.coverage import sample_documents
+from casemate.monitor.canaries.results import digest
 from casemate.protocols import Embedder, EventStore, Index
 from casemate.runtime.stored import read_stored
 from casemate.types import DEFAULT_TENANT, Event
@@ -125,9 +125,9 @@ class VectorAudit:
 
 def read_snapshot(index: Index, tenant: str, at: datetime, embedder: str = "") -> MomentsSnapshot:
     """Reads the moments of a tenant's documents; the embedder is given by its fingerprint."""
-    sources = json.dumps([embedder, *sorted(index.digests(tenant).items())]).encode()
+    sources = json.dumps([embedder, *sorted(index.digests(tenant).items())])
     snapshot = snapshot_of(index.moments(tenant), tenant, at)
-    return replace(snapshot, content=hashlib.sha256(sources).hexdigest()[:32])
+    return replace(snapshot, content=digest(sources, length=32))
 
 
 def snapshot_of(moments: CorpusMoments, tenant: str, at: datetime) -> MomentsSnapshot:

@@ -121,7 +121,7 @@ def _compare_answers(
             flips.append(AnswerFlip(number, kind, cosine, new))
             flipped.update(new)
     suspects = [SuspectDocument(d, count, flipped[d]) for d, count in entered.items()]
-    overlaps = [rank_biased_overlap(_context(a), _context(b)) for _, a, b in pairs]
+    overlaps = [rank_biased_overlap(a.documents or a.sources, b.documents or b.sources) for _, a, b in pairs]
     return ShadowDiff(
         len(pairs),
         errors,
@@ -143,7 +143,3 @@ def _flip_kind(a: ObservedAnswer, b: ObservedAnswer, cosine: float | None) -> st
 
 def _plain_text(answer: ObservedAnswer) -> str:
     return " ".join(matching.strip_citations(answer.text).split())
-
-
-def _context(answer: ObservedAnswer) -> Sequence[str]:
-    return answer.documents or answer.sources

@@ -10,7 +10,6 @@ A document is removed only if its seal matches the key. A document that merely r
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import uuid
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ from casemate.guard.watermarks.honeytoken_keys import (
     record_fields,
 )
 from casemate.maths.stats import Estimate, proportion
+from casemate.monitor.canaries.results import digest
 from casemate.monitor.honeytokens.ownership import facts_text
 from casemate.monitor.honeytokens.records import BAITS, TEXTS, CorpusSample, Style, draft_records
 from casemate.monitor.poisoning.retrieval_impact import QuestionScores
@@ -343,7 +343,7 @@ def _log_records(store: EventStore | None, what: str, records: Sequence[Honeytok
         return
     events = []
     for record in records:
-        label = hashlib.sha256(f"{record.tenant}\n{record.source}\n{record.generation}".encode()).hexdigest()[:32]
+        label = digest(f"{record.tenant}\n{record.source}\n{record.generation}", length=32)
         suffix = label if what == "planted" else uuid.uuid4().hex
         body: dict[str, Any] = {"what": what, "tenant": record.tenant, **record_fields(record)}
         events.append(Event(f"{HONEYTOKEN_KIND}:{what}:{suffix}", datetime.now(UTC), HONEYTOKEN_KIND, body))

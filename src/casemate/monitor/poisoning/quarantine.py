@@ -11,7 +11,6 @@ source, or several.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import threading
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from pydantic import TypeAdapter
 
 from casemate.errors import DataError
 from casemate.guard.guard import Guard
+from casemate.monitor.canaries.results import digest
 from casemate.monitor.poisoning.scoring import ScreeningResult
 from casemate.protocols import EventStore, Index, WithholdingIndex
 from casemate.runtime.events import append_durably
@@ -84,9 +84,9 @@ class Quarantine:
             self._position = position
             return dict(self._found)
 
-    def pending(self, tenant: str | None = None) -> list[QuarantinedSource]:
-        """Sources without a decision, of one tenant or of all."""
-        return [s for s in self.all().values() if s.state == "held" and tenant in (None, s.tenant)]
+    def pending(self) -> list[QuarantinedSource]:
+        """Sources without a decision, of all tenants."""
+        return [s for s in self.all().values() if s.state == "held"]
 
     def get(self, key: str) -> QuarantinedSource:
         """The source with this key, key prefix or name."""
@@ -181,7 +181,7 @@ def quarantine_key(documents: Sequence[Document], tenant: str) -> str:
     """Key of the content of a source: from the digest of its file, or from its texts if it has none."""
     first = documents[0]
     content = [first.digest] if first.digest.partition("@")[0] else [[d.id, d.title, d.text] for d in documents]
-    return hashlib.sha256(json.dumps([tenant, first.source, content]).encode()).hexdigest()[:32]
+    return digest(json.dumps([tenant, first.source, content]), length=32)
 
 
 def _screened_source(results: Sequence[ScreeningResult], tenant: str) -> QuarantinedSource:

@@ -8,7 +8,6 @@ needs no canaries: every gateway runs an ``AlertDispatcher`` too.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import signal
 import time
@@ -22,6 +21,7 @@ from casemate.errors import ConfigError
 from casemate.monitor.alerts.alerting_store import MissedAlertScanner
 from casemate.monitor.alerts.delivery_queue import PER_HOUR
 from casemate.monitor.alerts.outbox import Outbox
+from casemate.monitor.canaries.results import digest
 from casemate.monitor.scheduler import schedule
 from casemate.monitor.scheduler.leader_election import LeaderElection, new_holder_name, run_concurrently
 from casemate.monitor.scheduler.run_executor import Ask, LostLease, RunExecutor
@@ -186,7 +186,7 @@ class AlertDispatcher:
 
     def _election(self, channel: str | None = None) -> LeaderElection:
         """Election for one channel, whose name may be long; None: for opening missed alerts."""
-        suffix = "" if channel is None else f":{hashlib.sha256(channel.encode()).hexdigest()[:16]}"
+        suffix = "" if channel is None else f":{digest(channel)}"
         return LeaderElection(self.store, f"alerts{suffix}", self.settings.lease_s, self.settings.holder)
 
     def _now(self) -> datetime:

@@ -11,7 +11,6 @@ recorded once. Spans of one trace may arrive in any order, in any number of requ
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from casemate.errors import QueryError
 from casemate.guard.guard import Guard
+from casemate.monitor.canaries.results import digest
 from casemate.monitor.traces.span_content import Span, SpanContent, TracedDocument, read_content, safe_id, wording_order
 from casemate.protocols import EventStore
 from casemate.rag.pipeline import MAX_QUERY_CHARACTERS, Rag
@@ -156,8 +156,7 @@ def _order(span: Span, content: SpanContent) -> tuple[int, bool, float]:
 
 
 def _event_id(span: Span, tenant: str) -> str:
-    name = json.dumps([tenant, span.trace, span.id])
-    return f"{TRACE_KIND}:{hashlib.sha256(name.encode()).hexdigest()[:40]}"
+    return f"{TRACE_KIND}:{digest(json.dumps([tenant, span.trace, span.id]), length=40)}"
 
 
 @dataclass(frozen=True, slots=True)

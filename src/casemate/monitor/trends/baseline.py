@@ -14,7 +14,6 @@ Functions that use the store raise ``BackendError`` if it fails.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ from casemate.monitor.canaries.results import (
     CanaryResult,
     CanaryRun,
     CanaryStatus,
+    digest,
     group_by,
 )
 from casemate.monitor.trends.cusum import WatchedCanary, WatchedSet
@@ -145,8 +145,7 @@ def record_baseline(
         if (judged := [r for r in history.get(canary.id, ()) if r.status is not CanaryStatus.ERROR])
     }
     found = Baseline("", canaries.name, canaries.fingerprint, at.astimezone(UTC), len(runs), measured)
-    digest = hashlib.sha256(json.dumps(_to_body(found), sort_keys=True).encode()).hexdigest()
-    return replace(found, id=digest[:12])
+    return replace(found, id=digest(json.dumps(_to_body(found), sort_keys=True), length=12))
 
 
 def propose_baseline(store: EventStore, baseline: Baseline) -> None:
@@ -213,7 +212,7 @@ def record_source_updates(store: EventStore, tenant: str, sources: Collection[st
     """Records that the operator changed or removed sources."""
     names, events = sorted(sources), []
     for batch in (names[i : i + SOURCES_PER_EVENT] for i in range(0, len(names), SOURCES_PER_EVENT)):
-        id_ = f"{UPDATE_KIND}:{_digest(tenant, *batch)}:{at.timestamp():.6f}"
+        id_ = f"{UPDATE_KIND}:{digest(tenant, *batch)}:{at.timestamp():.6f}"
         events.append(Event(id_, at, UPDATE_KIND, {"tenant": tenant, "sources": batch}))
     append_durably(store, events, "the monitor's events")
 
@@ -303,7 +302,7 @@ def watched_set(
 def _measure(canary: Canary, judged: Sequence[CanaryResult], digests: Mapping[str, str], errors: int) -> CanaryBaseline:
     """Baseline of one canary; contexts and answers are those of passed runs."""
     passed = [r for r in judged if r.status is CanaryStatus.PASS]
-    answers = Counter(_digest(r.text) for r in passed if r.text)
+    answers = Counter(digest(r.text) for r in passed if r.text)
     lengths = [r.words for r in passed]
     cosines = [c for r in passed if (c := best_cosine(canary, r)) is not None]
     source_of = {name: source for r in passed for name, source in zip(r.documents, r.sources, strict=False)}
@@ -361,10 +360,6 @@ def _differences(old: CanaryBaseline, new: CanaryBaseline) -> Iterable[str]:
         yield f"different usual answer, {c} to {d} words; before: {a} to {b}"
     if old.cosine is not None and new.cosine is not None and new.cosine < old.cosine - MIN_COSINE_DROP:
         yield f"cosine of its best document {new.cosine:.3f}; before: {old.cosine:.3f}"
-
-
-def _digest(*texts: str) -> str:
-    return hashlib.sha256("\0".join(texts).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def _to_body(baseline: Baseline) -> dict[str, Any]:

@@ -38,7 +38,6 @@ class Decoys(AdaptiveAttack):
     best: int = 3
 
     paper: ClassVar[str] = "own: an adaptive attacker that mixes its question with other texts"
-    features: ClassVar[tuple[str, ...]] = ("score", "share")
 
     def __post_init__(self) -> None:
         require_range("decoys", self, "questions best", at_least=1)

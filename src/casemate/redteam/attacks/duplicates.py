@@ -46,7 +46,6 @@ class Duplicates(AdaptiveAttack):
     _document_frequency: Counter[tuple[str, str]] = field(default_factory=Counter, init=False, repr=False)
 
     paper: ClassVar[str] = "own: an adaptive attacker that targets one of many similar documents"
-    features: ClassVar[tuple[str, ...]] = ("score", "share")
 
     def __post_init__(self) -> None:
         require_range("duplicates", self, "questions texts best", at_least=1)

@@ -44,7 +44,6 @@ class Oracle(AdaptiveAttack):
     best: int = 3
 
     paper: ClassVar[str] = "own: an adaptive attacker that measures the guard's threshold first"
-    features: ClassVar[tuple[str, ...]] = ("score", "share")
 
     def __post_init__(self) -> None:
         require_range("oracle", self, "questions best", at_least=1)

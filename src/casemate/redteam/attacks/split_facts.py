@@ -38,7 +38,6 @@ class SplitFacts(AdaptiveAttack):
     best: int = 3
 
     paper: ClassVar[str] = "own: an adaptive attacker that asks fact by fact, below the guard's threshold"
-    features: ClassVar[tuple[str, ...]] = ("score", "share")
 
     def __post_init__(self) -> None:
         require_range("split_facts", self, "questions best", at_least=1)
