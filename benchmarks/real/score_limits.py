@@ -83,7 +83,7 @@ async def _people(embedder: CachedEmbedder) -> Calibration:
         index.open(embedder.fingerprint, embedder.dim)
         index.add(documents, embedder.embed([d.content for d in documents]))
         fitter = _fitter(Rag(embedder, index, SimulatedReader()))
-        fitted = fitter.fit_weights(await fitter.retrieve(harmless), await fitter.retrieve(probes))
+        fitted = fitter.fit_weights(*await fitter.retrieve(harmless, probes))
     assert fitted is not None
     return fitted
 
@@ -91,12 +91,11 @@ async def _people(embedder: CachedEmbedder) -> Calibration:
 async def measured(rag: Rag, product: Calibration, people: Calibration) -> dict[str, Any]:
     """Rates by weights."""
     fitter = _fitter(rag)
-    dev = await fitter.retrieve([("", "", text) for text in benign_log("nfcorpus")])
-    test = await fitter.retrieve([("", "", text) for text in benign_test("nfcorpus")])
     rows = [row for row in trials(files.read(RECORDED["nfcorpus"])[1:], ATTACKS) if row["member"]]
     names = sorted({row["candidate"] for row in rows})[:MEMBERS]
     asked = [(r["attack"], r["candidate"], text) for r in rows if r["candidate"] in names for text in r["questions"]]
-    probes = await fitter.retrieve(asked)
+    logged, tested = ([("", "", text) for text in read("nfcorpus")] for read in (benign_log, benign_test))
+    dev, test, probes = await fitter.retrieve(logged, tested, asked)
     halves = [set(names[::2]), set(names[1::2])]
     bound = []
     for half in halves:
