@@ -141,12 +141,37 @@ def test_an_edited_copy_in_another_index_is_withheld_in_the_turn():
     assert [name for name, _ in current.allowed(found, lambda item: item)] == ["c"]
 
 
+FORM = (
+    "A patient came to the ward at night with fever and a sore throat. Blood pressure {}, pulse {}. "
+    "Doctors gave water, rest and paracetamol; discharge followed the next morning after breakfast."
+)
+
+
+def test_a_form_with_other_numbers_stays_in_the_turn():
+    """It is another record: without it, the context would reveal that the first form is in the index."""
+    current, index = Turn("question"), object()
+    current.withhold([Document("a", FORM.format(120, 71))], index, "default")
+    other = Hit(Document("b", FORM.format(140, 88)), 0.5)
+    current.show([other], index, "default")
+    assert current.visible(Retrieval((other,), SimilarityStats(9, 0.1, 0.1)), index, "default").hits == (other,)
+    assert current.allowed([("b", other.document.text)], lambda item: item)
+    extract = other.document.text[:110]  # of a framework, from any of both
+    assert not current.allowed([("b", extract)], lambda item: item)
+
+
+def test_text_of_which_a_copy_was_left_is_not_withheld_in_the_turn():
+    """Such as a text in more than ``MAX_COPIES`` sources."""
+    text, current, index = record(1), Turn("question"), object()
+    hits = tuple(Hit(Document(i, t), 0.5) for i, t in (("b", text), ("c", edited_copy(text, 1)), ("d", record(2))))
+    found = Retrieval(hits, SimilarityStats(9, 0.1, 0.1))
+    current.withhold([Document("a", text)], index, "default", [hits[0].document])
+    assert current.visible(found, index, "default").hits == hits
+    current.withhold([Document("a", text)], index, "default", [hits[2].document])
+    assert current.visible(found, index, "default").hits == hits[2:]
+
+
 def test_forms_with_other_numbers_are_unrelated_records_in_one_unit():
-    form = (
-        "A patient came to the ward at night with fever and a sore throat. Blood pressure {}, pulse {}. "
-        "Doctors gave water, rest and paracetamol; discharge followed the next morning after breakfast."
-    )
-    first, second = form.format(120, 71), form.format(140, 88)
+    first, second = FORM.format(120, 71), FORM.format(140, 88)
     documents = [Document("a", first), Document("b", second), Document("c", f"Discharged later. {first}")]
     assert related_sources(documents, ["a"]) == {"c"}
     assert len(group_units([Hit(document, 0.5) for document in documents])) == 1
