@@ -985,7 +985,7 @@ def test_the_equality_fails_without_whole_units(tmp_path, monkeypatch, mutation)
     if mutation == "direct copies only":
         monkeypatch.setattr(
             "casemate.guard.units._reachable",
-            lambda related, given: frozenset(given).union(*(related[s] for s in given)),
+            lambda related, given: frozenset(given).union(*map(related, given)),
         )
     else:
         removed = lambda held, source: {source}  # noqa: E731

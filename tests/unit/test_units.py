@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.guard import units
 from casemate.guard.turn import Turn
-from casemate.guard.units import MAX_COPIES, group_units, related_sources, unit_sources
+from casemate.guard.units import MAX_COPIES, SourceRelations, group_units, related_sources, unit_sources
 from casemate.text import edited_copies
 from casemate.text.sentences import sentences
 from casemate.types import Document, Hit, Retrieval, SimilarityStats
@@ -63,6 +64,29 @@ def test_related_sources_are_the_transitive_closure_of_relations(rows):
     source = rows[0][0]
     expected = naive_unit(rows, source)
     assert related_sources(chunks_of(rows), [f"s{source}"], ["subject"]) == expected - {f"s{source}"}
+
+
+@given(ROWS, st.integers(0, 9), st.sets(st.integers(1, 5)))
+@settings(max_examples=60, deadline=None)
+def test_repeated_questions_about_relations_equal_those_of_fewer_documents(rows, end, left_out):
+    documents, source = chunks_of(rows), f"s{rows[0][0]}"
+    excluded = {f"s{i}" for i in left_out} - {source}
+    relations = SourceRelations(documents, ["subject"])
+    relations.related_to([source])
+    counted = [d for d in documents[:end] if d.source not in excluded]
+    assert relations.related_to([source], end, excluded) == related_sources(counted, [source], ["subject"])
+
+
+def test_relations_compare_each_text_once(monkeypatch):
+    """Mirabel asks about many sets of sources for one question: other comparisons would take seconds."""
+    compared = list[tuple[object, object]]()
+    documents = [Document(f"d{i}", edited_copy(record(i % 3), i)) for i in range(12)]
+    relations = SourceRelations(documents)
+    original = units.is_edited_copy
+    monkeypatch.setattr(units, "is_edited_copy", lambda a, b, **o: compared.append((a, b)) or original(a, b, **o))
+    for end in range(13):
+        relations.related_to([f"d{end % 3}"], end)
+    assert 0 < len(compared) == len(set(compared)) <= 12 * 12
 
 
 def test_units_in_a_collection_use_all_its_documents(tmp_path):
