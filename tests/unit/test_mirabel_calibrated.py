@@ -22,6 +22,7 @@ from casemate.guard.calibration.fitting import CalibrationSettings, calibrate
 from casemate.guard.client_state import withheld_documents
 from casemate.guard.defenses.mirabel import Mirabel, _with_stats_without
 from casemate.guard.guard import Guard
+from casemate.guard.turn import turn
 from casemate.guard.units import related_sources
 from casemate.maths import stats
 from casemate.maths.calibration import MAX_SIZE_RATIO, Calibration
@@ -168,6 +169,16 @@ def test_hides_a_dozen_copies_and_fills_the_context(make):
     assert set(verdict.evidence["flagged"]) == {"d0", *(f"copy{i}" for i in range(12))}
     assert len(context) == K
     assert all(source.startswith("d") for source in context)
+
+
+def test_copy_that_the_client_may_read_stays_in_a_turn(make):
+    held = [*HELD, replace(HELD[0], id="copy#0", source="copy", metadata={"readers": ["anna"]})]
+    alone, verdict = ask(make(held), record(0))
+    assert verdict.evidence["withheld"] == ["d0"] and alone[0] == "copy"
+    with turn(record(0)):
+        assert ask(make(held), record(0))[0] == alone
+    with turn(record(0)):
+        assert "copy" not in ask(make(held), record(0), client="otto")[0]
 
 
 @settings(max_examples=30, deadline=None)
@@ -974,7 +985,7 @@ def test_the_equality_fails_without_whole_units(tmp_path, monkeypatch, mutation)
     if mutation == "direct copies only":
         monkeypatch.setattr(
             "casemate.guard.units._reachable",
-            lambda related, given: frozenset(given).union(*(related[s] for s in given)),
+            lambda related, given: frozenset(given).union(*map(related, given)),
         )
     else:
         removed = lambda held, source: {source}  # noqa: E731

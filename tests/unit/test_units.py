@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from casemate.backends.indexes.sqlite import SqliteIndex
+from casemate.guard import units
 from casemate.guard.turn import Turn
-from casemate.guard.units import MAX_COPIES, group_units, related_sources, unit_sources
+from casemate.guard.units import MAX_COPIES, SourceRelations, group_units, related_sources, unit_sources
 from casemate.text import edited_copies
 from casemate.text.sentences import sentences
 from casemate.types import Document, Hit, Retrieval, SimilarityStats
@@ -63,6 +64,29 @@ def test_related_sources_are_the_transitive_closure_of_relations(rows):
     source = rows[0][0]
     expected = naive_unit(rows, source)
     assert related_sources(chunks_of(rows), [f"s{source}"], ["subject"]) == expected - {f"s{source}"}
+
+
+@given(ROWS, st.integers(0, 9), st.sets(st.integers(1, 5)))
+@settings(max_examples=60, deadline=None)
+def test_repeated_questions_about_relations_equal_those_of_fewer_documents(rows, end, left_out):
+    documents, source = chunks_of(rows), f"s{rows[0][0]}"
+    excluded = {f"s{i}" for i in left_out} - {source}
+    relations = SourceRelations(documents, ["subject"])
+    relations.related_to([source])
+    counted = [d for d in documents[:end] if d.source not in excluded]
+    assert relations.related_to([source], end, excluded) == related_sources(counted, [source], ["subject"])
+
+
+def test_relations_compare_each_text_once(monkeypatch):
+    """Mirabel asks about many sets of sources for one question: other comparisons would take seconds."""
+    compared = list[tuple[object, object]]()
+    documents = [Document(f"d{i}", edited_copy(record(i % 3), i)) for i in range(12)]
+    relations = SourceRelations(documents)
+    original = units.is_edited_copy
+    monkeypatch.setattr(units, "is_edited_copy", lambda a, b, **o: compared.append((a, b)) or original(a, b, **o))
+    for end in range(13):
+        relations.related_to([f"d{end % 3}"], end)
+    assert 0 < len(compared) == len(set(compared)) <= 12 * 12
 
 
 def test_units_in_a_collection_use_all_its_documents(tmp_path):
@@ -141,12 +165,37 @@ def test_an_edited_copy_in_another_index_is_withheld_in_the_turn():
     assert [name for name, _ in current.allowed(found, lambda item: item)] == ["c"]
 
 
+FORM = (
+    "A patient came to the ward at night with fever and a sore throat. Blood pressure {}, pulse {}. "
+    "Doctors gave water, rest and paracetamol; discharge followed the next morning after breakfast."
+)
+
+
+def test_a_form_with_other_numbers_stays_in_the_turn():
+    """It is another record: without it, the context would reveal that the first form is in the index."""
+    current, index = Turn("question"), object()
+    current.withhold([Document("a", FORM.format(120, 71))], index, "default")
+    other = Hit(Document("b", FORM.format(140, 88)), 0.5)
+    current.show([other], index, "default")
+    assert current.visible(Retrieval((other,), SimilarityStats(9, 0.1, 0.1)), index, "default").hits == (other,)
+    assert current.allowed([("b", other.document.text)], lambda item: item)
+    extract = other.document.text[:110]  # of a framework, from any of both
+    assert not current.allowed([("b", extract)], lambda item: item)
+
+
+def test_text_of_which_a_copy_was_left_is_not_withheld_in_the_turn():
+    """Such as a text in more than ``MAX_COPIES`` sources."""
+    text, current, index = record(1), Turn("question"), object()
+    hits = tuple(Hit(Document(i, t), 0.5) for i, t in (("b", text), ("c", edited_copy(text, 1)), ("d", record(2))))
+    found = Retrieval(hits, SimilarityStats(9, 0.1, 0.1))
+    current.withhold([Document("a", text)], index, "default", [hits[0].document])
+    assert current.visible(found, index, "default").hits == hits
+    current.withhold([Document("a", text)], index, "default", [hits[2].document])
+    assert current.visible(found, index, "default").hits == hits[2:]
+
+
 def test_forms_with_other_numbers_are_unrelated_records_in_one_unit():
-    form = (
-        "A patient came to the ward at night with fever and a sore throat. Blood pressure {}, pulse {}. "
-        "Doctors gave water, rest and paracetamol; discharge followed the next morning after breakfast."
-    )
-    first, second = form.format(120, 71), form.format(140, 88)
+    first, second = FORM.format(120, 71), FORM.format(140, 88)
     documents = [Document("a", first), Document("b", second), Document("c", f"Discharged later. {first}")]
     assert related_sources(documents, ["a"]) == {"c"}
     assert len(group_units([Hit(document, 0.5) for document in documents])) == 1

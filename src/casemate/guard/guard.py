@@ -279,7 +279,10 @@ class Guard:
         self, current: Turn, query: Query, found: Retrieval, context: Retrieval, hidden: Collection[str]
     ) -> Retrieval:
         """The context without what this or another query of the turn withholds."""
-        current.withhold((h.document for h in found.hits if h.document.id in hidden), self.index, query.tenant)
+        left, withheld = list[Document](), list[Document]()
+        for hit in found.hits:
+            (withheld if hit.document.id in hidden else left).append(hit.document)
+        current.withhold(withheld, self.index, query.tenant, left)
         return replace(context, hits=()) if current.refused else current.visible(context, self.index, query.tenant)
 
     async def _search(self, query: Query, vector: Vector, wanted: int) -> Retrieval:

@@ -66,12 +66,27 @@ class Turn:
                 return retrieval
             return without_documents(retrieval, lambda document: self._withholds(index, tenant, document))
 
-    def withhold(self, documents: Iterable[Document], index: object, tenant: str) -> None:
-        """Withholds documents, and all of their sources, for the rest of the turn."""
+    def withhold(
+        self, documents: Iterable[Document], index: object, tenant: str, left: Iterable[Document] = ()
+    ) -> None:
+        """Withholds documents, and all of their sources, for the rest of the turn.
+
+        Copies of their texts are withheld, too, unless the defenses left one: a text that is common in the collection,
+        or whose copy the client may always read, withholds its source only.
+
+        Args:
+            documents: The documents.
+            index: The index that contains them.
+            tenant: The tenant.
+            left: Documents that the defenses left in the same retrieval.
+        """
+        others = [text_words(document.text) for document in left]
         with self._lock:
             for document in documents:
                 self._withheld.add((id(index), tenant, document.source))
-                self._texts[text_digest(document.text)] = text_words(document.text)
+                words = text_words(document.text)
+                if not any(is_edited_copy(words, other, same_record=True) for other in others):
+                    self._texts[text_digest(document.text)] = words
 
     def show(self, hits: Iterable[Hit], index: object, tenant: str) -> None:
         """Records the documents that a guard lets through."""
@@ -94,8 +109,13 @@ class Turn:
         for item in items:
             identity, text = name(item)
             with self._lock:
-                known = self._shown.get(text_digest(text)) or self._shown.get(identity or "") or sources
-                withheld = not known or not known.isdisjoint(self._withheld) or self._is_copy(text)
+                shown = self._shown.get(text_digest(text))
+                known = shown or self._shown.get(identity or "") or sources
+                withheld = (
+                    not known
+                    or not known.isdisjoint(self._withheld)
+                    or self._is_copy(text, same_record=shown is not None)
+                )
             if not withheld and not self.refused:
                 assert known is not None
                 self._record(identity, text, known)
@@ -111,14 +131,18 @@ class Turn:
                 collected.update(keys)
 
     def _withholds(self, index: object, tenant: str, document: Document) -> bool:
-        return (id(index), tenant, document.source) in self._withheld or self._is_copy(document.text)
+        return (id(index), tenant, document.source) in self._withheld or self._is_copy(document.text, same_record=True)
 
-    def _is_copy(self, text: str) -> bool:
-        """Whether a text is a withheld one, or an edited copy of one."""
+    def _is_copy(self, text: str, *, same_record: bool) -> bool:
+        """Whether a text is a withheld one, or an edited copy of one.
+
+        A document of an index is one only of the same record, as in a unit. A text that a framework composed or
+        shortened may also be an extract.
+        """
         if not self._texts or text_digest(text) in self._texts:
             return bool(self._texts)
         words = text_words(text)
-        return any(is_edited_copy(withheld, words) for withheld in self._texts.values())
+        return any(is_edited_copy(withheld, words, same_record=same_record) for withheld in self._texts.values())
 
 
 _TURN: ContextVar[Turn | None] = ContextVar("casemate_turn", default=None)

@@ -17,7 +17,7 @@ sentences must not separate a copy from its original.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from casemate.protocols import Index
@@ -76,8 +76,59 @@ def related_sources(
         keys: Metadata keys, such as ``subject``.
         copies: Whether edited copies are related.
     """
-    pages, given = list(documents), frozenset(sources)
-    return _reachable(_relations(lambda: pages, given, keys, copies), given) - given
+    return SourceRelations(documents, keys, copies=copies).related_to(sources)
+
+
+class SourceRelations:
+    """Relations among the sources of some documents. Each text is compared once, for repeated questions about them.
+
+    Args:
+        documents: Chunks, such as those of the hits.
+        keys: Metadata keys, as in ``related_sources``.
+        copies: Whether edited copies are related.
+    """
+
+    def __init__(self, documents: Iterable[Document], keys: Sequence[str] = (), *, copies: bool = True) -> None:
+        self._documents = list(documents)
+        self._texts = [text_words(document.text) for document in self._documents] if copies else []
+        self._copies: dict[int, list[int]] = {}
+        self._chunks, self._sharing = defaultdict[str, list[int]](list), defaultdict[UnitName, list[int]](list)
+        self._names = [frozenset(_names(document, keys)) for document in self._documents]
+        for i, document in enumerate(self._documents):
+            self._chunks[document.source].append(i)
+            for name in self._names[i]:
+                self._sharing[name].append(i)
+
+    def related_to(
+        self, sources: Iterable[str], end: int | None = None, left_out: Collection[str] = ()
+    ) -> frozenset[str]:
+        """The other sources in the units of some sources, transitively, as in ``related_sources``.
+
+        Args:
+            sources: Names of sources.
+            end: Number of documents that count, the first ones; None: all.
+            left_out: Sources that do not count.
+        """
+        most, given = len(self._documents) if end is None else end, frozenset(sources)
+        return _reachable(lambda source: self._direct(source, most, left_out), given) - given
+
+    def _direct(self, source: str, end: int, left_out: Collection[str]) -> set[str]:
+        related = set[str]()
+        for i in self._chunks.get(source, ()) if source not in left_out else ():
+            if i < end:
+                copied = self._sources(self._copies_of(i), end, left_out)
+                related |= copied if len(copied) <= MAX_COPIES + 1 else set()  # the source itself, and its copies
+                related.update(*(self._sources(self._sharing[name], end, left_out) for name in self._names[i]))
+        return related
+
+    def _sources(self, places: Iterable[int], end: int, left_out: Collection[str]) -> set[str]:
+        return {source for i in places if i < end and (source := self._documents[i].source) not in left_out}
+
+    def _copies_of(self, i: int) -> list[int]:
+        if i not in self._copies and self._texts:
+            text = self._texts[i]
+            self._copies[i] = [j for j, t in enumerate(self._texts) if is_edited_copy(text, t, same_record=True)]
+        return self._copies.get(i, [])
 
 
 def unit_sources(
@@ -94,7 +145,7 @@ def unit_sources(
         return (document for page, _ in index.scan(tenant) for document in page)
 
     related = _relations(documents, frozenset(sources), keys)
-    return {source: _reachable(related, [source]) for source in sources}
+    return {source: _reachable(related.__getitem__, [source]) for source in sources}
 
 
 def unit_names(unit: Sequence[Hit], keys: Sequence[str] = ()) -> frozenset[UnitName]:
@@ -113,7 +164,7 @@ def whole(unit: Sequence[Hit]) -> Document:
 
 
 def _relations(
-    documents: Callable[[], Iterable[Document]], sources: frozenset[str], keys: Sequence[str], copies: bool = True
+    documents: Callable[[], Iterable[Document]], sources: frozenset[str], keys: Sequence[str]
 ) -> dict[str, frozenset[str]]:
     """The directly related sources of these sources, of those found, and so on."""
     related: dict[str, frozenset[str]] = {}
@@ -121,36 +172,36 @@ def _relations(
         own = [document for document in documents() if document.source in new]
         related |= dict.fromkeys(new, frozenset[str]())
         if own:
-            related |= _directly_related(documents(), own, keys, copies)
+            related |= _directly_related(documents(), own, keys)
     return related
 
 
 def _directly_related(
-    documents: Iterable[Document], own: Sequence[Document], keys: Sequence[str], copies: bool
+    documents: Iterable[Document], own: Sequence[Document], keys: Sequence[str]
 ) -> dict[str, frozenset[str]]:
     """For each source of ``own``: the sources with a copy of one of its chunks, or with a name in common."""
-    texts = [text_words(document.text) for document in own] if copies else []
+    texts = [text_words(document.text) for document in own]
     copied, sharing = [set[str]() for _ in texts], defaultdict[UnitName, set[str]](set)
     for document in documents:
-        words = text_words(document.text) if copies else None
+        words = text_words(document.text)
         for text, found in zip(texts, copied, strict=True):
-            if words is not None and is_edited_copy(text, words, same_record=True):
+            if is_edited_copy(text, words, same_record=True):
                 found.add(document.source)
         for name in _names(document, keys):
             sharing[name].add(document.source)
     related = defaultdict[str, set[str]](set)
     for i, document in enumerate(own):
         related[document.source].update(*(sharing[name] for name in _names(document, keys)))
-        if copies and len(copied[i]) <= MAX_COPIES + 1:  # the source itself, and its copies
+        if len(copied[i]) <= MAX_COPIES + 1:  # the source itself, and its copies
             related[document.source] |= copied[i]
     return {source: frozenset(found) for source, found in related.items()}
 
 
-def _reachable(related: Mapping[str, frozenset[str]], sources: Iterable[str]) -> frozenset[str]:
+def _reachable(related: Callable[[str], Collection[str]], sources: Iterable[str]) -> frozenset[str]:
     found, new = frozenset[str](), frozenset(sources)
     while new:
         found |= new
-        new = frozenset[str]().union(*(related[source] for source in new)) - found
+        new = frozenset[str]().union(*map(related, new)) - found
     return found
 
 

@@ -34,7 +34,7 @@ from casemate.guard.calibration.file import CalibrationFile
 from casemate.guard.client_state.feed import MAX_HOURS
 from casemate.guard.client_state.withheld_documents import SeenRequests, WithheldDocuments
 from casemate.guard.turn import current_turn
-from casemate.guard.units import related_sources
+from casemate.guard.units import SourceRelations
 from casemate.maths import moments, stats
 from casemate.maths.calibration import Calibration
 from casemate.protocols import CalibratedDefense, Defense, Embedder, EventStore, Index
@@ -200,6 +200,7 @@ class _Decision:
         self.question = FeatureExtractor(query.text, calibration.labels)
         self.client = (query.tenant, query.client)
         self.readable = self._readable(retrieval.hits)
+        self.relations: SourceRelations | None = None
         related = self._related(blocked)
         self.short = related is None  # too few hits to form the units
         self.found_related = related or frozenset()
@@ -277,13 +278,15 @@ class _Decision:
         """
         if not withheld or not (self.mirabel.edited_copies or self.mirabel.unit_keys):
             return frozenset()
+        if self.relations is None:  # most questions need none
+            documents = (hit.document for hit in self.given.hits)
+            self.relations = SourceRelations(documents, self.mirabel.unit_keys, copies=self.mirabel.edited_copies)
         readable, found = self.readable.difference(withheld), frozenset(withheld)
         while True:
             near = self._compared(found)
             if near is None:
                 return None
-            documents = [hit.document for hit in near if hit.document.source not in readable]
-            related = related_sources(documents, found, self.mirabel.unit_keys, copies=self.mirabel.edited_copies)
+            related = self.relations.related_to(found, len(near), readable)
             if not related:
                 return found.difference(withheld)
             found |= related
