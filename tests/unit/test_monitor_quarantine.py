@@ -353,6 +353,17 @@ class TestQuarantine:
         indexed = {d.id: d for piece, _ in world.index.scan() for d in piece}
         assert indexed["p0"].labels == {"hr"} and not quarantine.pending()
 
+    @pytest.mark.parametrize("decisions", [("drop",), ("release",), ("release", "drop")])
+    def test_labels_that_arrive_after_a_decision_are_indexed_if_it_is_changed(self, world, decisions):
+        quarantine, held = self.held(world)
+        for decision in decisions:
+            asyncio.run(getattr(quarantine, decision)(held.key, world.guard))
+        state = quarantine.get(held.key).state
+        world.add(world.gate(), [replace(one, metadata={"acl": ["hr"]}) for one in poison(1)])
+        assert quarantine.get(held.key).state == state and not quarantine.pending()
+        asyncio.run(Quarantine(world.store).release(held.key, world.guard))
+        assert {d.id: d for piece, _ in world.index.scan() for d in piece}["p0"].labels == {"hr"}
+
     @pytest.mark.parametrize("first", ["upload", "release"])
     def test_labels_that_arrive_during_a_release_are_indexed(self, world, monkeypatch, first):
         quarantine, held = self.held(world)

@@ -33,6 +33,8 @@ QUARANTINE_KIND = "quarantine"
 """Kind of the events that store quarantined sources and the decisions about them."""
 SCREENING_KIND = "screening"
 """Kind of the events about sources that observe mode indexed although they look poisoned. They contain no text."""
+UPDATED = "updated"
+"""Kind of change of an event with new metadata of a source about which was decided. The decision stays in force."""
 QuarantineState: TypeAlias = Literal["held", "released", "dropped"]
 
 
@@ -75,12 +77,12 @@ class Quarantine:
         with self._lock:
             events, position = self.store.read_since(QUARANTINE_KIND, self._position)
             for event in events:
-                body = event.body
-                if body["what"] == "held":
-                    new, known = _from_event(event), self._found.get(body["key"])
-                    self._found[body["key"]] = replace(known, documents=new.documents) if known else new
-                elif body["key"] in self._found:
-                    self._found[body["key"]] = replace(self._found[body["key"]], state=body["what"])
+                body, known = event.body, self._found.get(event.body["key"])
+                if body["what"] in ("held", UPDATED):
+                    new = _from_event(event)
+                    self._found[new.key] = replace(known, documents=new.documents) if known else new
+                elif known:
+                    self._found[known.key] = replace(known, state=body["what"])
             self._position = position
             return dict(self._found)
 
@@ -103,18 +105,19 @@ class Quarantine:
         return self._hold(_screened_source(results, tenant))
 
     def update(self, documents: Sequence[Document], tenant: str) -> bool:
-        """Replaces the chunks of a source in quarantine that came again, if its metadata changed. Its content did not.
+        """Replaces the chunks of a known source that came again, if its metadata changed. Its content did not.
 
-        Else a release would index it with the first metadata, such as without the access labels that it has now.
+        Else a release would index it with the first metadata, such as without the access labels that it has now. A
+        decision can be changed, so this includes sources that were dropped or released.
 
         Returns:
             Whether it is not released. One that was released meanwhile may be indexed with the old metadata.
         """
         key, new = quarantine_key(documents, tenant), [_document_as_json(d) for d in documents]
         known = self.all().get(key)
-        if known is not None and known.state == "held" and new != [_document_as_json(d) for d in known.documents]:
-            now = datetime.now(UTC)
-            self._hold(replace(known, documents=tuple(documents), at=now), f":{now.timestamp():.6f}")
+        if known is not None and new != [_document_as_json(d) for d in known.documents]:
+            now, what = datetime.now(UTC), known.state if known.state == "held" else UPDATED
+            self._hold(replace(known, documents=tuple(documents), at=now), what, f":{now.timestamp():.6f}")
             known = self.all()[key]  # again: an operator may have decided before the update was stored
         return known is None or known.state != "released"
 
@@ -151,11 +154,11 @@ class Quarantine:
                 await guard.remove([source.source], source.tenant)
         return replace(source, state="dropped")
 
-    def _hold(self, source: QuarantinedSource, suffix: str = "") -> QuarantinedSource:
+    def _hold(self, source: QuarantinedSource, what: str = "held", suffix: str = "") -> QuarantinedSource:
         """Stores a source as quarantined; ``suffix`` makes the event's id differ from that of the first storage."""
         documents = [_document_as_json(d) for d in source.documents]
-        body = {"what": "held", **_described(source), "companions": list(source.companions), "documents": documents}
-        event = Event(f"{QUARANTINE_KIND}:held:{source.key}{suffix}", source.at, QUARANTINE_KIND, body)
+        body = {"what": what, **_described(source), "companions": list(source.companions), "documents": documents}
+        event = Event(f"{QUARANTINE_KIND}:{what}:{source.key}{suffix}", source.at, QUARANTINE_KIND, body)
         found = _from_event(event)  # first: what cannot be read again must not be stored
         self._append(event)
         return found

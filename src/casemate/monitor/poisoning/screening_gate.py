@@ -67,10 +67,11 @@ class ScreeningGate(_SinkBeforeGuard):
     ) -> Mapping[str, Withheld]:
         """Screens documents, quarantines suspicious sources and indexes the others. See ``DocumentSink.add``."""
         decided = dict(await asyncio.to_thread(self.decided, documents, tenant))
+        known = await asyncio.to_thread(self._states)
         for source, chunks in group_by(documents, lambda d: d.source).items():
-            if decided.get(source) == "quarantined" and not await asyncio.to_thread(
-                self.quarantine.update, chunks, tenant
-            ):
+            if quarantine_key(chunks, tenant) not in known:
+                continue
+            if not await asyncio.to_thread(self.quarantine.update, chunks, tenant) and source in decided:
                 del decided[source]
                 self.skipped.remove(source)
         open_ = [d for d in documents if d.source not in decided]
