@@ -23,7 +23,7 @@ from casemate.guard.client_state import withheld_documents
 from casemate.guard.defenses.mirabel import Mirabel, _with_stats_without
 from casemate.guard.guard import Guard
 from casemate.guard.turn import turn
-from casemate.guard.units import related_sources
+from casemate.guard.units import SourceRelations
 from casemate.maths import stats
 from casemate.maths.calibration import MAX_SIZE_RATIO, Calibration
 from casemate.protocols import Index
@@ -905,7 +905,7 @@ def replayed(index, found, asked, k, significance):
 
 def unit(held, source):
     """The unit of a source, from the whole collection."""
-    return related_sources(held, [source]) | {source}
+    return SourceRelations(held).related_to([source]) | {source}
 
 
 def two_worlds(tmp_path, seed, weights, session, removed=unit):

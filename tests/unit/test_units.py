@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from casemate.backends.indexes.sqlite import SqliteIndex
 from casemate.guard import units
 from casemate.guard.turn import Turn
-from casemate.guard.units import MAX_COPIES, SourceRelations, group_units, related_sources, unit_sources
+from casemate.guard.units import MAX_COPIES, SourceRelations, group_units, unit_sources
 from casemate.text import edited_copies
 from casemate.text.sentences import sentences
 from casemate.types import Document, Hit, Retrieval, SimilarityStats
@@ -33,6 +33,11 @@ def edited_copy(text, seed):
     parts = sentences(text)
     words = " ".join(parts[i] for i in rng.permutation(len(parts))).split()
     return " ".join(w for w in words if rng.random() > 0.22)
+
+
+def related_sources(documents, sources, keys=(), *, copies=True):
+    """The other sources in the units of some sources."""
+    return SourceRelations(documents, keys, copies=copies).related_to(sources)
 
 
 ROWS = st.lists(

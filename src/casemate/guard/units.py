@@ -61,30 +61,16 @@ def group_units(hits: Sequence[Hit], keys: Sequence[str] = ()) -> list[tuple[Hit
     return [tuple(unit) for unit in units.values()]
 
 
-def related_sources(
-    documents: Iterable[Document], sources: Iterable[str], keys: Sequence[str] = (), *, copies: bool = True
-) -> frozenset[str]:
-    """The other sources in the units of some sources, to hide them together.
+class SourceRelations:
+    """The sources of some documents that belong to one unit, to hide them together.
 
     The relation is transitive. Copies have most of their numbers in common: two forms with other figures are two
     records. A text with copies in more than ``MAX_COPIES`` sources relates none. A document without a value for a key
-    is related to none by this key.
-
-    Args:
-        documents: Chunks of these and other sources, such as those of the hits.
-        sources: Names of sources.
-        keys: Metadata keys, such as ``subject``.
-        copies: Whether edited copies are related.
-    """
-    return SourceRelations(documents, keys, copies=copies).related_to(sources)
-
-
-class SourceRelations:
-    """Relations among the sources of some documents. Each text is compared once, for repeated questions about them.
+    is related to none by this key. Each text is compared once, for repeated questions about the same documents.
 
     Args:
         documents: Chunks, such as those of the hits.
-        keys: Metadata keys, as in ``related_sources``.
+        keys: Metadata keys, such as ``subject``.
         copies: Whether edited copies are related.
     """
 
@@ -102,7 +88,7 @@ class SourceRelations:
     def related_to(
         self, sources: Iterable[str], end: int | None = None, left_out: Collection[str] = ()
     ) -> frozenset[str]:
-        """The other sources in the units of some sources, transitively, as in ``related_sources``.
+        """The other sources in the units of some sources.
 
         Args:
             sources: Names of sources.
@@ -134,7 +120,7 @@ class SourceRelations:
 def unit_sources(
     index: Index, sources: Collection[str], tenant: str = DEFAULT_TENANT, keys: Sequence[str] = ()
 ) -> dict[str, frozenset[str]]:
-    """All sources in the unit of each source, from the whole collection; related as in ``related_sources``.
+    """All sources in the unit of each source, from the whole collection; related as in ``SourceRelations``.
 
     Unlike in ``group_units``, names of translations and versions relate no sources (ADR 0015).
 
