@@ -19,16 +19,21 @@ from casemate.text.disclosure.letters import LAST_LATIN
 from casemate.text.disguises import fold_text
 from casemate.text.tokens import FunctionCache
 
-_MIN_WORDS, _REPEATED, _RUN = 96, 5, 8
-"""Minimum number of words of a code, how often each is repeated on average, and number of words of a run."""
+_MIN_WORDS, _REPEATED = 96, 5
+"""Minimum number of words of a code, and how often each is repeated on average."""
+_RUNS, _DIFFERENT = 8, 2 / 3
+"""Number of possible runs of words, relative to the words, and minimum share of different ones.
+
+Random words would repeat an eighth of so many runs at most. Tables and loops have a share below .5, codes from .7.
+"""
 _LETTER_BITS = math.log2(26)
 _FORM_BITS = 5
 """Number of letters whose forms encode one letter."""
-_MIXED_SHARE = 0.25
-"""Share of letters in words of mixed form, from which forms are a code."""
+_MIXED_SHARE = 0.15
+"""Share of letters in words of mixed form, from which forms are a code. Random capitals mix a fourth or more."""
 _VARIANT = "~"
-_MIXED = re.compile(f"[a-z][A-Z](?![a-z]{{2}})|[A-Za-z]{_VARIANT}|{_VARIANT}[A-Za-z]")
-"""A capital inside a word that begins no word of its own, or a variant of a letter next to an ordinary one."""
+_MIXED = re.compile(f"[a-z][A-Z]+[a-z](?![a-z])|[A-Za-z]{_VARIANT}|{_VARIANT}[A-Za-z]")
+"""Capitals inside a word that begin no word of their own, or a variant of a letter next to an ordinary one."""
 
 
 def _form(code: int) -> str:
@@ -49,7 +54,7 @@ _FORMS: FunctionCache[int, str] = FunctionCache(_form, 50_000)
 def has_mixed_forms(text: str) -> bool:
     """Whether a word of a text mixes forms of letters.
 
-    >>> [has_mixed_forms(text) for text in ("mOUntAin", "br\u0456dge", "getUserName", "Br\u00fccke", "DNA")]
+    >>> [has_mixed_forms(text) for text in ("mOuNTain", "br\u0456dge", "getUserID", "Br\u00fccke", "mRNA")]
     [True, True, False, False, False]
     """
     if text.isascii():
@@ -79,5 +84,7 @@ def letters_of_code_words(words: Sequence[str]) -> int:
     count, different = len(words), len(set(words))
     if count < _MIN_WORDS or _REPEATED * different > count:
         return 0
-    runs = set(zip(*[words[i:] for i in range(_RUN)], strict=False))
-    return int(count * min(1.0, math.log2(different) / _LETTER_BITS)) if 2 * len(runs) >= count else 0
+    length = math.ceil(math.log(_RUNS * count) / math.log(max(2, different)))
+    runs = set(zip(*[words[i:] for i in range(length)], strict=False))
+    is_code = len(runs) >= _DIFFERENT * count
+    return int(count * min(1.0, math.log2(different) / _LETTER_BITS)) if is_code else 0
