@@ -274,6 +274,9 @@ OUTLINED = {
     "three letters of each word": words(lambda i, w: w[:3]),
     "last two letters of each word": words(lambda i, w: w[-2:]),
     "first and last letters of each word": words(lambda i, w: w[:2] + w[-2:]),
+    "first halves before second halves": lambda t: "\n".join(
+        [words(lambda i, w: w[: (len(w) + 1) // 2])(t), words(lambda i, w: w[(len(w) + 1) // 2 :])(t)]
+    ),
     "other letters inside": words(lambda i, w: w[0] + shift(i)(w[1:-1]) + w[-1] if len(w) > 2 else w),
 }
 """Encoders that change each word, but keep its position and its first or last letter."""
