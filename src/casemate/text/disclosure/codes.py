@@ -24,13 +24,13 @@ _MIN_WORDS, _REPEATED = 96, 5
 _RUNS, _DIFFERENT = 8, 2 / 3
 """Number of possible runs of words, relative to the words, and minimum share of different ones.
 
-Random words would repeat an eighth of so many runs at most. Tables and loops have a share below .5, codes from .7.
+Random words repeat few of so many possible runs. Tables and loops repeat most of theirs.
 """
 _LETTER_BITS = math.log2(26)
 _FORM_BITS = 5
 """Number of letters whose forms encode one letter."""
 _MIXED_SHARE = 0.15
-"""Share of letters in words of mixed form, from which forms are a code. Random capitals mix a fourth or more."""
+"""Share of letters in words of mixed form, from which forms are a code."""
 _VARIANT = "~"
 _MIXED = re.compile(f"[a-z][A-Z]+[a-z](?![a-z])|[A-Za-z]{_VARIANT}|{_VARIANT}[A-Za-z]")
 """Capitals inside a word that begin no word of their own, or a variant of a letter next to an ordinary one."""
