@@ -28,7 +28,8 @@ _NO_SIGN = bytes(c for c in range(128) if not _SIGN.match(chr(c)))
 PIECE_END = r"、。，．！？；：」』）"
 """Punctuation that ends a word without a space."""
 _PIECE = re.compile(rf"(?<!\s)\s*+(?:[^\s{PIECE_END}]++[{PIECE_END}]*+|[{PIECE_END}]++)|\s+\Z")
-_LINE, _SENTENCE_END = re.compile(r"\s*\n"), re.compile(r"[.!?。！？]\W*\Z")
+_SENTENCE_ENDS, _CLOSING = tuple(".!?。！？"), " \t\n\r\"'*_)]}»”’」』）"
+"""Characters that end a sentence, and characters that may follow them."""
 LINE_STARTS, SENTENCE_STARTS = re.compile(r"\n\.*([A-Za-z])"), re.compile(r"\.\n*([A-Za-z])")
 """The first letters of lines and of sentences in ``Piece.outset`` of consecutive pieces."""
 _SHORT_PIECE = 40
@@ -86,6 +87,10 @@ class Piece:
     outset: str
 
 
+def _begins_line(text: str) -> bool:
+    return "\n" in text[: len(text) - len(text.lstrip())]
+
+
 def _read_piece(text: str) -> Piece:
     folded = fold_text(text)
     words = split_words(folded)
@@ -103,7 +108,7 @@ def _read_piece(text: str) -> Piece:
         named="".join(named),
         ends=ends,
         mixed=length if has_mixed_forms(text) else 0,
-        outset="\n" * bool(_LINE.match(text)) + ends[:1] + "." * bool(_SENTENCE_END.search(text)),
+        outset="\n" * _begins_line(text) + ends[:1] + "." * text.rstrip(_CLOSING).endswith(_SENTENCE_ENDS),
     )
 
 
