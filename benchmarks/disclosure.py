@@ -48,7 +48,7 @@ from casemate.redteam.lab.experiment import describe_options
 from casemate.text.disclosure import DisclosureCounter
 from casemate.text.synthetic_questions import generate_questions
 from casemate.types import Query
-from tests.disguises import DISGUISES, HELD_OUT, UNREADABLE
+from tests.disguises import CODED, DISGUISES, HELD_OUT, UNREADABLE
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
 RECORDED = ROOT / "benchmarks/recorded/nfcorpus_qwen0.5b.jsonl.gz"
@@ -82,6 +82,7 @@ def _counted() -> dict[str, Any]:
         return {
             "disguises": _disguises(DISGUISES),
             "without_a_decoder": _disguises(UNREADABLE),
+            "of_ordinary_words": _disguises(CODED),
             "charged_as_unreadable": {
                 "answers of a real model": _charged(_recorded_answers(embedder)),
                 **{name: _charged(_other_documents(name)) for name in ("nfcorpus", "squad", "mathqa")},

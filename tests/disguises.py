@@ -274,9 +274,73 @@ OUTLINED = {
     "three letters of each word": words(lambda i, w: w[:3]),
     "last two letters of each word": words(lambda i, w: w[-2:]),
     "first and last letters of each word": words(lambda i, w: w[:2] + w[-2:]),
+    "first halves before second halves": lambda t: "\n".join(
+        [words(lambda i, w: w[: (len(w) + 1) // 2])(t), words(lambda i, w: w[(len(w) + 1) // 2 :])(t)]
+    ),
     "other letters inside": words(lambda i, w: w[0] + shift(i)(w[1:-1]) + w[-1] if len(w) > 2 else w),
 }
 """Encoders that change each word, but keep its position and its first or last letter."""
+
+COVER = (
+    "people who live near the old harbor often walk along the quay before breakfast and watch how small boats return "
+    "with their nets while gulls wait on every roof for what is thrown away and later the market opens where bakers "
+    "sell warm bread beside stalls of fruit that farmers bring down from the hills each day except sunday when most "
+    "shops stay closed until noon so visitors sit under the lime trees drink coffee and talk about weather or music"
+).split()
+"""Ordinary words that carry a code."""
+
+
+def code_words(*code):
+    """A word, or several, for each letter."""
+    return lambda text: ", ".join(code[ord(c) - 97] for c in text.lower() if c in LOWER)
+
+
+def bits(text):
+    """Five bits for each letter."""
+    return "".join(f"{ord(c) - 97:05b}" for c in text.lower() if c in LOWER)
+
+
+def covered_letters(text, line):
+    """A line of ordinary words for each letter, by ``line(letter, words)``."""
+    found = [c for c in text.lower() if c in LOWER]
+    return [line(c, " ".join((COVER * 2)[i % 80 :][:4])) for i, c in enumerate(found)]
+
+
+def form_bits(change):
+    """Letters of ordinary words in one of two forms, one bit each."""
+
+    def disguise(text):
+        code = iter(bits(text))
+        cover = " ".join(COVER * (1 + len(bits(text)) // 300))
+        return "".join(change(c) if c in LOWER and next(code, "0") == "1" else c for c in cover)
+
+    return disguise
+
+
+CODED = {
+    "number words": code_words(
+        *"one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split(),
+        *"seventeen eighteen nineteen twenty".split(),
+        *(f"twenty-{unit}" for unit in "one two three four five six".split()),
+    ),
+    "colors for letters": code_words(
+        *"red blue green gold pink teal gray navy plum lime rose ruby jade onyx opal iris mint rust".split(),
+        *"sand snow coal clay wine corn lava moss".split(),
+    ),
+    "yes and no for bits": lambda t: " ".join("yes" if b == "1" else "no" for b in bits(t)),
+    "first letters of lines": lambda t: "\n".join(covered_letters(t, lambda c, w: f"{BY_INITIAL[c]} {w}")),
+    "first letters of numbered lines": lambda t: "\n".join(
+        f"{i}. {line}" for i, line in enumerate(covered_letters(t, lambda c, w: f"{BY_INITIAL[c]} {w}"))
+    ),
+    "first letters of sentences": lambda t: " ".join(
+        covered_letters(t, lambda c, w: f"{BY_INITIAL[c].capitalize()} {w}.")
+    ),
+    "last letters of words": lambda t: " ".join(COVER[i % 80][:3] + c for i, c in enumerate(t.lower()) if c in LOWER),
+    "capitals as bits": form_bits(str.upper),
+    "full-width letters as bits": form_bits(lambda c: chr(ord(c) + 0xFEE0)),
+    "bold letters as bits": form_bits(lambda c: chr(0x1D41A + ord(c) - 97)),
+}
+"""Encoders whose output consists of ordinary words. Their choice, places or forms of letters encode the text."""
 
 
 def _held_out(name):

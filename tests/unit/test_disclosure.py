@@ -15,7 +15,7 @@ from casemate.demo.clinic import case_notes
 from casemate.text import disclosure
 from casemate.text.disclosure import MAX_APART, MAX_SKIP, MIN_CHAIN, DisclosureCounter
 from casemate.text.tokens import STOP_WORDS
-from tests.disguises import ALTERED, DISGUISES, INVISIBLE, OTHER_SCRIPTS, OUTLINED, UNREADABLE
+from tests.disguises import ALTERED, CODED, COVER, DISGUISES, INVISIBLE, OTHER_SCRIPTS, OUTLINED, UNREADABLE
 
 NOTES = [" ".join(text.split()) for _, text in case_notes(60, seed=3)]
 TEXT = "Divers found deep cracks in both of the northern piers, and the bridge was closed."
@@ -276,6 +276,45 @@ def test_text_that_no_decoder_reads_counts_as_disclosed(name):
     counter = DisclosureCounter(NOTES[5:10], "", NOTES[40:45])
     counter.read((UNREADABLE | INVISIBLE | OTHER_SCRIPTS | DISGUISES)[name](NOTES[6]))
     assert counter.covered[1].bit_count() + counter.unreadable_words > 0.5 * counter.lengths[1]
+
+
+@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize("start", [5, 15])
+def test_codes_of_ordinary_words_are_counted(name, start):
+    counter = DisclosureCounter(NOTES[start : start + 5], "", NOTES[40:45])
+    bits = counter.read(CODED[name](NOTES[start + 1]))
+    assert bits[1].bit_count() + counter.unreadable_words > 0.4 * counter.lengths[1]
+    assert max(b.bit_count() / n for b, n in zip(bits[:1] + bits[2:], counter.lengths[1:], strict=True)) < 0.3
+
+
+ORDINARY = {
+    "prose": " ".join(COVER * 2),
+    "a sentence repeated": " ".join(COVER[:20] * 20),
+    "a table of few values": "\n".join(f"bed {i}: {('free', 'occupied')[i % 3 == 0]}, cleaned: yes" for i in range(60)),
+    "a timetable": "\n".join(
+        f"{day}: open from eight to noon, closed from noon to two, open from two to six"
+        for day in "Monday Tuesday Wednesday Thursday Friday Saturday".split()
+    ),
+    "code": "\n".join(f"int get{a.title()}For{b.title()}(userID);" for a in COVER[:12] for b in COVER[12:20]),
+    "names of molecules": " ".join(f"{word} mRNA" if i % 4 else f"{word} IgGs" for i, word in enumerate(COVER * 2)),
+    "ligatures": " ".join(COVER * 2).replace("fo", "\ufb01o"),
+    "another language": "Çoğu dükkân öğlene kadar kapalı kalır, ziyaretçiler ıhlamur ağaçlarının altında oturur. " * 8,
+    "two scripts": "Запрос к PostgreSQL через драйвер psycopg вернул ошибку, проверьте версию Python на сервере. " * 8,
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_words_are_no_code(name):
+    counter = DisclosureCounter(NOTES[5:10], "What does this mean? Что это значит, почему нет ответа?", NOTES[40:45])
+    assert max(counter.read(ORDINARY[name])) == 0 == counter.unreadable_words
+
+
+def test_numbers_of_the_texts_may_encode_letters_if_they_are_repeated():
+    codes = [str(number) for number in range(11, 37)]
+    answer = " ".join(codes[ord(c) - 97] for c in NOTES[6].lower() if c in ascii_lowercase)
+    counter = DisclosureCounter([*NOTES[5:10], "Doses: " + " ".join(codes[:20])])
+    counter.read(answer)
+    assert counter.unreadable_words > 0.5 * counter.lengths[1]
 
 
 @pytest.mark.parametrize("name", ALTERED)

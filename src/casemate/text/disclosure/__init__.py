@@ -15,6 +15,8 @@ r"""Counts the words of given texts that an answer discloses, in any form, while
   (``letter_search``).
 - **readability**: unreadable parts are counted as copies, because their form may have no decoder here. A part is
   unreadable if its words do not resemble words of the texts.
+- **codes**: readable words count as copies if few of them are in changing order, or mix forms of letters, because each
+  word or form can stand for a letter or a bit. First letters of lines and sentences are searched like other letters.
 
 Time is linear in the answer: every decoding is read once, and a word is compared with at most ``MAX_OCCURRENCES``
 positions of each text.

@@ -10,9 +10,18 @@ from functools import partial
 from statistics import median_low
 
 from casemate.text.disclosure.chains import MAX_SKIP, MIN_CHAIN, Chains, FewWords
+from casemate.text.disclosure.codes import letters_of_code_words, letters_of_forms
 from casemate.text.disclosure.context import share_context
 from casemate.text.disclosure.letters import MIN_LETTERS
-from casemate.text.disclosure.pieces import SIGNS_PER_LETTER, Piece, count_symbols, read_piece, split_pieces
+from casemate.text.disclosure.pieces import (
+    LINE_STARTS,
+    SENTENCE_STARTS,
+    SIGNS_PER_LETTER,
+    Piece,
+    count_symbols,
+    read_piece,
+    split_pieces,
+)
 from casemate.text.disclosure.readability import scripts_of
 from casemate.text.disclosure.unordered import UnorderedWords
 from casemate.text.disclosure.words import count_letters, split_words
@@ -66,6 +75,8 @@ class DisclosureCounter:
         self._undecoded, self._letters, self._size = list[str](), 0, 0
         self._pieces, self._new_words = list[Piece](), 0  # pieces not read as whole words yet, number of their words
         self._ends, self._growth = "", 0  # ends of the latest words, and ``growth`` when they were read
+        self._outset = "\n."  # of the latest pieces without a letter; an answer begins a line and a sentence
+        self._starts = {"lines": "", "sentences": ""}  # first letters that are not searched yet
         self._readable = set[str]()  # words since the last decoded part
         asked = split_words(fold_text(question))
         self._question, self._scripts = frozenset(asked), scripts_of(question)
@@ -159,25 +170,59 @@ class DisclosureCounter:
     def finish(self) -> None:
         """Decodes the remaining part."""
         self._read_whole()
+        self._read_starts(1)
         self._decode()
 
     def _read_whole(self) -> None:
-        """Reads letters that whole words may encode: initials, letter names, and ends of changed words.
+        """Reads letters that whole words may encode: initials, letter names, last letters, and ends of changed words.
 
         Ends are not read if most of the words are disclosed otherwise.
         """
         if self._texts and self._new_words:
             initials = "".join([piece.initials for piece in self._pieces])
             named = "".join([piece.named for piece in self._pieces])
-            streams = [initials, named] if 2 * len(named) > len(initials) else [initials]
-            for letters in map(only_letters, streams):
-                self._read("initials", [word for _, word in self._context.letters.words_in(letters)])
-                self.steps += len(letters)
             ends = "".join([piece.ends for piece in self._pieces])
+            self._read_stream("initials", initials)
+            if 2 * len(named) > len(initials):
+                self._read_stream("initials", named)
+            self._read_stream("last letters", ends[1::2].lower())
+            self._collect_starts()
+            self._read_starts(BLOCK)
             if self._shown and len(self._pieces) >= OUTLINE and self._new_words >= self.growth - self._growth:
                 self._read_outline(Outline(self._ends + ends))
+            self._charge_codes()
             self._ends, self._growth = ends[-2 * OUTLINE :], self.growth
         self._pieces, self._new_words = [], 0
+
+    def _read_stream(self, form: str, letters: str) -> None:
+        """Searches letters of whole words."""
+        letters = only_letters(letters)
+        self._read(form, [word for _, word in self._context.letters.words_in(letters)])
+        self.steps += len(letters)
+
+    def _collect_starts(self) -> None:
+        """Collects the first letters of lines and of sentences."""
+        outset = self._outset + "".join([piece.outset for piece in self._pieces])
+        self._outset = outset[len(outset.rstrip("\n.")) :]
+        self._starts["lines"] += "".join(LINE_STARTS.findall(outset)).lower()
+        self._starts["sentences"] += "".join(SENTENCE_STARTS.findall(outset)).lower()
+
+    def _read_starts(self, least: int) -> None:
+        """Searches the first letters of lines and of sentences, of each if it has at least some number of letters."""
+        for form, letters in self._starts.items():
+            if len(letters) >= least:
+                self._read_stream(form, letters)
+                self._starts[form] = ""
+
+    def _charge_codes(self) -> None:
+        """Charges what readable words may encode, beyond what was disclosed since the last call."""
+        pieces = self._pieces
+        letters = max(
+            letters_of_code_words([word for piece in pieces for word in piece.words]),
+            letters_of_forms(sum([piece.mixed for piece in pieces]), sum([piece.length for piece in pieces])),
+        )
+        if letters:
+            self._charge(self._context.readability.words_of(letters) - (self.growth - self._growth))
 
     def _read_outline(self, outline: Outline) -> None:
         """Discloses runs of words whose first or last letters the answer contains, if most of a run is new."""
@@ -220,7 +265,10 @@ class DisclosureCounter:
         self._read_letters([*streams, ("unknown", unknown)])
         if not decoded[0].text.isascii():
             self._read_joined(unicodedata.normalize("NFC", decoded[0].text))
-        hidden -= self._disclosed() - before
+        self._charge(hidden - (self._disclosed() - before))
+
+    def _charge(self, hidden: int) -> None:
+        """Charges words that the answer may encode, from ``MIN_CHAIN`` on."""
         if hidden >= MIN_CHAIN:
             self.unreadable_words += hidden
             self.growth += hidden

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from casemate.text.disclosure.codes import has_mixed_forms
 from casemate.text.disclosure.words import ALPHANUMERIC, count_letters, split_parts, split_words
 from casemate.text.disguises import INVISIBLE, LETTER_NAMES, fold_text
 from casemate.text.outlines import ends_of_words
@@ -27,6 +28,10 @@ _NO_SIGN = bytes(c for c in range(128) if not _SIGN.match(chr(c)))
 PIECE_END = r"、。，．！？；：」』）"
 """Punctuation that ends a word without a space."""
 _PIECE = re.compile(rf"(?<!\s)\s*+(?:[^\s{PIECE_END}]++[{PIECE_END}]*+|[{PIECE_END}]++)|\s+\Z")
+_SENTENCE_ENDS, _CLOSING = tuple(".!?。！？"), " \t\n\r\"'*_)]}»”’」』）"
+"""Characters that end a sentence, and characters that may follow them."""
+LINE_STARTS, SENTENCE_STARTS = re.compile(r"\n\.*([A-Za-z])"), re.compile(r"\.\n*([A-Za-z])")
+"""The first letters of lines and of sentences in ``Piece.outset`` of consecutive pieces."""
 _SHORT_PIECE = 40
 """Maximum length in characters of a cached piece of an answer."""
 
@@ -65,6 +70,9 @@ class Piece:
         initials: The first letters of its words.
         named: Letters spelled by their names.
         ends: The ends of its parts between spaces.
+        mixed: Number of its letters if a word mixes forms of letters, otherwise 0.
+        outset: The first of ``ends``, after a line feed if the piece begins a line, and before a dot if it ends a
+            sentence.
     """
 
     words: list[str]
@@ -75,6 +83,12 @@ class Piece:
     initials: str
     named: str
     ends: str
+    mixed: int
+    outset: str
+
+
+def _begins_line(text: str) -> bool:
+    return "\n" in text[: len(text) - len(text.lstrip())]
 
 
 def _read_piece(text: str) -> Piece:
@@ -83,9 +97,18 @@ def _read_piece(text: str) -> Piece:
     negligible = bool(words) and all(len(w) > 1 and w in STOP_WORDS for w in words)
     numeric = any(map(str.isdigit, words))
     initials, named = (word[0] for word in words), (LETTER_NAMES.get(word, "") for word in words)
-    ends = ends_of_words(split_parts(folded), STOP_WORDS)
+    ends, length = ends_of_words(split_parts(folded), STOP_WORDS), count_letters(words)
     return Piece(
-        words, count_letters(words), count_symbols(text), negligible, numeric, "".join(initials), "".join(named), ends
+        words,
+        length,
+        count_symbols(text),
+        negligible,
+        numeric,
+        initials="".join(initials),
+        named="".join(named),
+        ends=ends,
+        mixed=length if has_mixed_forms(text) else 0,
+        outset="\n" * _begins_line(text) + ends[:1] + "." * text.rstrip(_CLOSING).endswith(_SENTENCE_ENDS),
     )
 
 

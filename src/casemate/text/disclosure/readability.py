@@ -149,8 +149,12 @@ class Readability:
         is_cipher = different > UNREADABLE_SHARE * (different + count_letters(readable))
         if not is_cipher and encoded <= ENCODED_SHARE * (total + count_letters(numbers)):
             return searched, 0
-        letters = symbols + count_letters(w for w in words if w not in self._vocabulary)
-        return searched, letters * self._words // (self._letters or 1)
+        new = (w for w in words if w not in self._vocabulary and (w.isalpha() or not _HAS_DIGIT(w)))
+        return searched, self.words_of(symbols + new_numbers + count_letters(new))
+
+    def words_of(self, letters: int) -> int:
+        """Number of words of the texts in the context that have some number of letters."""
+        return letters * self._words // (self._letters or 1)
 
     def _unknown(self, words: Sequence[str], scripts: frozenset[str]) -> list[str]:
         """The words that are not in the texts and do not resemble their words; none with a digit.
