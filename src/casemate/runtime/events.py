@@ -1,7 +1,8 @@
-"""Two ways to append to the event store: wait until the events are durable, or log a failure and go on."""
+"""Ways to append to the event store: wait until events are durable, or log a failure. Digests for ids of events."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import uuid
 from collections.abc import Iterable, Mapping
@@ -36,3 +37,8 @@ def append_or_log(store: EventStore | None, kind: str, body: Mapping[str, Any], 
             store.append(Event(uuid.uuid4().hex, datetime.now(UTC), kind, body))
     except Exception as error:
         log.error("%s was not appended to the event store: %s", what, type(error).__name__)
+
+
+def digest(*parts: str, length: int = 16) -> str:
+    """SHA-256 of some texts, shortened, in hexadecimal."""
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:length]

@@ -24,8 +24,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from casemate.errors import DataError
-from casemate.monitor.canaries.results import Severity, digest
+from casemate.monitor.canaries.results import Severity
 from casemate.protocols import EventStore
+from casemate.runtime.events import digest
 from casemate.runtime.stored import read_stored
 from casemate.types import Event
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from casemate.monitor.alerts.alert import AlertPhase, alert_from_event, alert_states, highest_severity
 from casemate.monitor.alerts.messages import render_alert, summarize_alerts
-from casemate.monitor.canaries.results import Severity, digest, group_by
+from casemate.monitor.canaries.results import Severity, group_by
+from casemate.runtime.events import digest
 from casemate.types import Event, Notification
 
 DELIVERY_KIND = "delivery"

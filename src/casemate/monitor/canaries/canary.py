@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from casemate.monitor.canaries import behavior
 from casemate.monitor.canaries.matching import normalized_tokens, reveals_phrase
-from casemate.monitor.canaries.results import Severity, digest
+from casemate.monitor.canaries.results import Severity
+from casemate.runtime.events import digest
 from casemate.text.refusals import is_refusal
 from casemate.types import MAX_K
 

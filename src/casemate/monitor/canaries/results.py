@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -138,8 +137,3 @@ def base_run_id(run: str) -> str:
     'clinic@2026-03-01T12:00:00Z'
     """
     return run.partition("~")[0]
-
-
-def digest(*parts: str, length: int = 16) -> str:
-    """SHA-256 of some texts, shortened, in hexadecimal."""
-    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:length]

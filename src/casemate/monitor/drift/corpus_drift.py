@@ -29,8 +29,8 @@ from casemate.errors import DataError
 from casemate.maths.moments import CorpusMoments
 from casemate.maths.special import gamma_sf
 from casemate.monitor.canaries.coverage import sample_documents
-from casemate.monitor.canaries.results import digest
 from casemate.protocols import Embedder, EventStore, Index
+from casemate.runtime.events import digest
 from casemate.runtime.stored import read_stored
 from casemate.types import DEFAULT_TENANT, Event
 

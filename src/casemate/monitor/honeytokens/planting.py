@@ -30,12 +30,11 @@ from casemate.guard.watermarks.honeytoken_keys import (
     record_fields,
 )
 from casemate.maths.stats import Estimate, proportion
-from casemate.monitor.canaries.results import digest
 from casemate.monitor.honeytokens.ownership import facts_text
 from casemate.monitor.honeytokens.records import BAITS, TEXTS, CorpusSample, Style, draft_records
 from casemate.monitor.poisoning.retrieval_impact import QuestionScores
 from casemate.protocols import EventStore, Index, Progress, Steps
-from casemate.runtime.events import append_durably
+from casemate.runtime.events import append_durably, digest
 from casemate.types import DEFAULT_TENANT, Document, Event, Vector
 
 HONEYTOKEN_KIND = "honeytoken"

@@ -22,10 +22,9 @@ from pydantic import TypeAdapter
 
 from casemate.errors import DataError
 from casemate.guard.guard import Guard
-from casemate.monitor.canaries.results import digest
 from casemate.monitor.poisoning.scoring import ScreeningResult
 from casemate.protocols import EventStore, Index, WithholdingIndex
-from casemate.runtime.events import append_durably
+from casemate.runtime.events import append_durably, digest
 from casemate.runtime.stored import read_stored
 from casemate.types import Document, Event
 

@@ -21,13 +21,13 @@ from casemate.errors import ConfigError
 from casemate.monitor.alerts.alerting_store import MissedAlertScanner
 from casemate.monitor.alerts.delivery_queue import PER_HOUR
 from casemate.monitor.alerts.outbox import Outbox
-from casemate.monitor.canaries.results import digest
 from casemate.monitor.scheduler import schedule
 from casemate.monitor.scheduler.leader_election import LeaderElection, new_holder_name, run_concurrently
 from casemate.monitor.scheduler.run_executor import Ask, LostLease, RunExecutor
 from casemate.monitor.scheduler.schedule import Schedule
 from casemate.monitor.trends.cusum import AlarmLimits, RunAnalysis, WatchedSet
 from casemate.protocols import Channel, EventStore
+from casemate.runtime.events import digest
 
 log = logging.getLogger(__name__)
 

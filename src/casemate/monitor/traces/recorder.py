@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from casemate.errors import QueryError
 from casemate.guard.guard import Guard
-from casemate.monitor.canaries.results import digest
 from casemate.monitor.traces.span_content import Span, SpanContent, TracedDocument, read_content, safe_id, wording_order
 from casemate.protocols import EventStore
 from casemate.rag.pipeline import MAX_QUERY_CHARACTERS, Rag
+from casemate.runtime.events import digest
 from casemate.text.refusals import is_refusal
 from casemate.text.tokens import words
 from casemate.types import Event, Query

@@ -25,17 +25,11 @@ from pydantic import TypeAdapter
 
 from casemate.errors import DataError
 from casemate.monitor.canaries.canary import Canary, CanarySet
-from casemate.monitor.canaries.results import (
-    CanaryResult,
-    CanaryRun,
-    CanaryStatus,
-    digest,
-    group_by,
-)
+from casemate.monitor.canaries.results import CanaryResult, CanaryRun, CanaryStatus, group_by
 from casemate.monitor.trends.cusum import WatchedCanary, WatchedSet
 from casemate.monitor.trends.sequential_tests import FlakeCounts
 from casemate.protocols import EventStore, Index
-from casemate.runtime.events import append_durably
+from casemate.runtime.events import append_durably, digest
 from casemate.runtime.stored import read_stored
 from casemate.types import Event
 
