@@ -16,7 +16,7 @@ import hashlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ class Turn:
             return without_documents(retrieval, lambda document: self._withholds(index, tenant, document))
 
     def withhold(
-        self, documents: Iterable[Document], index: object, tenant: str, left: Iterable[Document] = ()
+        self, documents: Iterable[Document], index: object, tenant: str, left: Collection[Document] = ()
     ) -> None:
         """Withholds documents, and all of their sources, for the rest of the turn.
 
@@ -80,12 +80,11 @@ class Turn:
             tenant: The tenant.
             left: Documents that the defenses left in the same retrieval.
         """
-        others = [text_words(document.text) for document in left]
         with self._lock:
             for document in documents:
                 self._withheld.add((id(index), tenant, document.source))
                 words = text_words(document.text)
-                if not any(is_edited_copy(words, other, same_record=True) for other in others):
+                if not any(is_edited_copy(words, text_words(other.text), same_record=True) for other in left):
                     self._texts[text_digest(document.text)] = words
 
     def show(self, hits: Iterable[Hit], index: object, tenant: str) -> None:
