@@ -278,15 +278,6 @@ def test_text_that_no_decoder_reads_counts_as_disclosed(name):
     assert counter.covered[1].bit_count() + counter.unreadable_words > 0.5 * counter.lengths[1]
 
 
-@pytest.mark.parametrize("name", CODED)
-@pytest.mark.parametrize("start", [5, 15])
-def test_codes_of_ordinary_words_are_counted(name, start):
-    counter = DisclosureCounter(NOTES[start : start + 5], "", NOTES[40:45])
-    bits = counter.read(CODED[name](NOTES[start + 1]))
-    assert bits[1].bit_count() + counter.unreadable_words > 0.4 * counter.lengths[1]
-    assert max(b.bit_count() / n for b, n in zip(bits[:1] + bits[2:], counter.lengths[1:], strict=True)) < 0.3
-
-
 ORDINARY = {
     "prose": " ".join(COVER * 2),
     "a sentence repeated": " ".join(COVER[:20] * 20),
@@ -304,7 +295,7 @@ ORDINARY = {
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_ordinary_words_are_no_code(name):
+def test_ordinary_words_are_not_a_code(name):
     counter = DisclosureCounter(NOTES[5:10], "What does this mean? Что это значит, почему нет ответа?", NOTES[40:45])
     assert max(counter.read(ORDINARY[name])) == 0 == counter.unreadable_words
 
@@ -317,11 +308,11 @@ def test_numbers_of_the_texts_may_encode_letters_if_they_are_repeated():
     assert counter.unreadable_words > 0.5 * counter.lengths[1]
 
 
-@pytest.mark.parametrize("name", ALTERED)
+@pytest.mark.parametrize("name", ALTERED | CODED)
 @pytest.mark.parametrize("start", [5, 15])
-def test_altered_words_are_counted(name, start):
+def test_altered_words_and_codes_of_ordinary_words_are_counted(name, start):
     counter = DisclosureCounter(NOTES[start : start + 5], "", NOTES[40:45])
-    bits = counter.read(ALTERED[name](NOTES[start + 1]))
+    bits = counter.read((ALTERED | CODED)[name](NOTES[start + 1]))
     assert bits[1].bit_count() + counter.unreadable_words > 0.4 * counter.lengths[1]
     assert max(b.bit_count() / n for b, n in zip(bits[:1] + bits[2:], counter.lengths[1:], strict=True)) < 0.3
 
